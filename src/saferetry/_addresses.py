@@ -1,0 +1,68 @@
+"""Addresses of commands: a session id of our own and a transaction number, used for one command only.
+
+The server remembers ``(lsid, txnNumber, stmtId)`` of what it applied and answers a second send from memory
+(https://github.com/mongodb/specifications, retryable writes). A session id may be used again with the next number once its
+last command is settled; one whose command is not settled is never used again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bson.binary import UUID_SUBTYPE, Binary
+from bson.int64 import Int64
+
+MOST_IDLE = 1_000
+LONGEST_IDLE = 15 * 60.0  # seconds: half of localLogicalSessionTimeoutMinutes' default
+
+
+@dataclass(frozen=True, eq=False)
+class Address:
+    """Where the server remembers one command."""
+
+    session_id: Mapping[str, Any]
+    number: Int64
+
+
+class AddressPool:
+    """Hand out addresses; thread-safe, and empty after a fork (two processes must never share one)."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._idle: deque[tuple[float, Address]] = deque(maxlen=MOST_IDLE)
+        self._process = os.getpid()
+        self.discarded = 0
+
+    def acquire(self, longest_idle: float = LONGEST_IDLE) -> Address:
+        """Return an address that no other command uses or has used.
+
+        Args:
+            longest_idle: Seconds after which the server may have forgotten a session that nobody uses.
+        """
+        if self._process != os.getpid():
+            self._idle = deque(maxlen=MOST_IDLE)
+            self._process = os.getpid()
+        try:
+            released, address = self._idle.pop()
+        except IndexError:
+            return Address({"id": Binary(uuid.uuid4().bytes, UUID_SUBTYPE)}, Int64(1))
+        if self._clock() - released > longest_idle:  # the newest is on the right: all others are older still
+            self._idle.clear()
+            return self.acquire(longest_idle)
+        return Address(address.session_id, Int64(address.number + 1))
+
+    def release(self, address: Address) -> None:
+        """Take back the address of a settled command."""
+        if self._process == os.getpid():
+            self._idle.append((self._clock(), address))
+
+    def discard(self, address: Address) -> None:
+        """Drop an address for good, since its command is not settled."""
+        del address
+        self.discarded += 1

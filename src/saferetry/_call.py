@@ -1,0 +1,406 @@
+"""One PyMongo write call of the user's inside a record: its commands, what is known of each, and what follows a failure.
+
+No I/O here: ``_retry`` makes the driver calls, sync and async, and asks this module what they mean.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pymongo.errors import BulkWriteError, DuplicateKeyError
+from tenacity import RetryCallState, retry_if_exception
+
+from saferetry._addresses import Address
+from saferetry._outcomes import SUCCESS, Facts, Outcome, Reading, Signal, WriteView, read, settle
+from saferetry._parts import Inserted, Part, Plan, merge
+from saferetry._policy import Decision, FullJitter, decide, enough_time
+from saferetry._record import Record, is_repeatable
+from saferetry._seam import KEEPS_WRITE_ERRORS, DriverCall, Guard, driver_call
+from saferetry.errors import RetryRefusedError
+
+logger = logging.getLogger("saferetry")
+
+
+@dataclass(frozen=True)
+class CallReport:
+    """Say what saferetry did about a failed call; it is ``exc.saferetry`` of the driver's error.
+
+    Attributes:
+        write: The call.
+        waits: Seconds waited before its further attempts.
+        decision: Why it was not sent again: "final" (the error is the answer), "refused", "attempts", "budget", "interrupted".
+        done: How many operations of a bulk were acknowledged.
+    """
+
+    write: WriteView
+    waits: tuple[float, ...]
+    decision: str
+    done: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """Say on what a call is made.
+
+    Attributes:
+        owner: The collection, database or client.
+        client: Its client.
+        guard: The client's guard.
+        namespace: For views and messages.
+    """
+
+    owner: Any
+    client: Any
+    guard: Guard
+    namespace: str
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Say under which terms a call is made.
+
+    Attributes:
+        addressable: The driver would number it.
+        acknowledged: Write concern above 0.
+        foreign: On a session of the user's.
+    """
+
+    addressable: bool = True
+    acknowledged: bool = True
+    foreign: bool = False
+
+
+class Command:
+    """Hold all that is known of one command of a call."""
+
+    def __init__(self, part: Part, *, address: Address | None = None, statement_id: int = 0, unsettled: int = 0) -> None:
+        self.part = part
+        self.address = address
+        self.statement_id = statement_id
+        self.unsettled = unsettled  # sends whose fate is open
+        self.calls = 0
+        self.sends = 0
+        self.numbered = True
+        self.outcome = Outcome.NOT_SENT
+        self.decision = Decision.FINAL
+        self.is_done = False
+        self.result: Any = None
+        self.error: BulkWriteError | None = None  # an answer, not a failure: statements were refused
+        self.mended: dict[str, Any] | None = None  # a bulk result of ours in place of the server's
+
+    def bulk_result(self) -> Mapping[str, Any]:
+        """Return what it did, as the driver's bulk result."""
+        if self.mended is not None:
+            return self.mended
+        result: Mapping[str, Any] = self.result.bulk_api_result if self.error is None else self.error.details
+        return result
+
+    def may_be_sent_again(self, *, repeatable: bool) -> bool:
+        """Whether a send after an unknown outcome is the same write."""
+        return self.outcome is not Outcome.UNKNOWN or self.numbered or repeatable or self.part.is_id_protected
+
+
+class WriteCall:
+    """Be one write call; its commands run one after another."""
+
+    def __init__(self, record: Record, target: Target, method: str, plan: Plan, terms: Terms) -> None:
+        self.record = record
+        self.target = target
+        self.method = method
+        self.terms = terms
+        self.repeatable = is_repeatable()
+        self._plan = plan
+        self._commands = [Command(part) for part in plan.cut()]
+        self._waits: list[float] = []
+        self._decision = "final"
+        self._error_code: int | None = None
+        self._last_error: BaseException | None = None
+        self._fingerprint: bytes | None = None
+        self._last_view: WriteView | None = None
+        record.add(self)
+        if terms.foreign:
+            record.note_effect(f"{method} on {target.namespace} was made with a session of the user's")
+
+    def view(self) -> WriteView:
+        """Return what the user may see of it."""
+        if self._last_view is not None:
+            return self._last_view
+        calls = sum(command.calls for command in self._commands)
+        sends = sum(command.sends for command in self._commands)
+        return WriteView(self.method, self.target.namespace, self._outcome(), calls, sends, self._error_code)
+
+    def _outcome(self) -> Outcome:
+        outcomes = {command.outcome for command in self._commands}
+        graver_first = (Outcome.UNKNOWN, Outcome.UNVERIFIABLE, Outcome.APPLIED, Outcome.NOT_APPLIED)
+        return next((outcome for outcome in graver_first if outcome in outcomes), Outcome.NOT_SENT)
+
+    # --- its commands
+
+    def commands(self) -> Iterator[Command]:
+        """Yield the commands still to be done, those that a reply makes necessary included."""
+        for command in self._commands:  # grows meanwhile
+            if not command.is_done:
+                yield command
+            if self._plan.ordered and command.is_done and len(self._commands) > 1 and command.bulk_result()["writeErrors"]:
+                return
+
+    def controls(self, command: Command) -> dict[str, Any]:
+        """Return tenacity's rules for one command."""
+        self._decision = "final"
+        command.decision = Decision.FINAL
+        return {
+            "retry": retry_if_exception(lambda _: command.decision is Decision.RESEND),
+            "stop": self._stop,
+            "wait": FullJitter(self.target.guard.settings, self.target.guard.rng),
+            "before_sleep": self._note_wait,
+            "reraise": True,
+        }
+
+    def _stop(self, state: RetryCallState) -> bool:
+        if state.attempt_number >= self.target.guard.settings.max_attempts:
+            self._decision = "attempts"
+        elif not enough_time(self.record.remaining(), state.upcoming_sleep, self.record.longest_call):
+            self._decision = "budget"
+        return self._decision != "final"
+
+    def _note_wait(self, state: RetryCallState) -> None:
+        self._waits.append(state.upcoming_sleep)
+        logger.debug("%s on %s: sent again in %.3f s", self.method, self.target.namespace, state.upcoming_sleep)
+
+    @contextmanager
+    def sending(self, command: Command) -> Iterator[None]:
+        """Announce one driver call for a command and take in how it ended; an error that is an answer does not leave."""
+        call = self._begin(command)
+        started = self.record.clock()
+        try:
+            with driver_call(call):
+                yield
+        except BaseException as exc:
+            self._take_error(command, call, exc)
+            if not command.is_done:
+                raise
+        else:
+            self._take(command, call, SUCCESS)
+            command.is_done = True
+        finally:
+            self.record.longest_call = max(self.record.longest_call, self.record.clock() - started)
+        self._ask_for_lost_errors(command, call)
+
+    def _begin(self, command: Command) -> DriverCall:
+        guard, client = self.target.guard, self.target.client
+        command.calls += 1
+        if command.address is None and self.terms.acknowledged and not self.terms.foreign:
+            command.address = guard.acquire(client)
+        return DriverCall(
+            client,
+            must_be_numbered=guard.settings.strict and self.terms.addressable and not self.repeatable,
+            address=command.address,
+            statement_id=command.statement_id,
+        )
+
+    def _take(self, command: Command, call: DriverCall, reading: Reading, *, own_duplicate: bool = False) -> Facts:
+        """Update what is known of a command after a driver call."""
+        if call.sends:
+            command.numbered = command.numbered and call.numbered
+        facts = Facts(
+            reading,
+            sent=call.sends,
+            unsettled=command.unsettled,
+            known=command.outcome,
+            statements=command.part.statements,
+            multi=command.part.multi,
+            numbered=command.numbered,
+            acknowledged=self.terms.acknowledged,
+            foreign=self.terms.foreign,
+            mongos=call.mongos,
+            own_duplicate=own_duplicate,
+        )
+        command.outcome = settle(facts)
+        command.unsettled = command.unsettled + call.sends if command.outcome is Outcome.UNKNOWN else 0
+        # On a session of the user's, and with w:0, the seam does not see the sends.
+        seen = self.terms.acknowledged and not self.terms.foreign
+        command.sends += call.sends if seen or reading.signal is Signal.SELECTION else 1
+        return facts
+
+    def _take_error(self, command: Command, call: DriverCall, exc: BaseException) -> None:
+        was_sent_before = command.unsettled + call.sends > 1
+        own = was_sent_before and _is_own_duplicate(command.part, exc)
+        reading = read(exc)
+        self._error_code = reading.code
+        self._last_error = exc
+        if was_sent_before and isinstance(exc, BulkWriteError) and self._mend(command, exc):
+            own = True
+        facts = self._take(command, call, reading, own_duplicate=own)
+        command.decision = decide(facts, command.outcome, repeatable=self.repeatable, id_protected=command.part.is_id_protected)
+        logger.debug(
+            "%s on %s: %s %s, %s, %s",
+            self.method, self.target.namespace, type(exc).__name__, reading.code, command.outcome.value, command.decision.value,
+        )  # fmt: skip
+        if own and command.outcome is Outcome.APPLIED:
+            command.is_done = True
+            command.result = self._plan.recovered()
+        elif isinstance(exc, BulkWriteError) and command.decision is Decision.FINAL:
+            command.error = exc
+            command.is_done = True
+
+    # --- replies that need mending
+
+    def _mend(self, command: Command, exc: BulkWriteError) -> bool:
+        """Count duplicates of the ``_id`` made for this call as applied; return whether there were any."""
+        errors = exc.details.get("writeErrors", [])
+        own = [entry for entry in errors if _duplicates(entry, command.part.made_ids.get(entry["index"]))]
+        if not own:
+            return False
+        mended = copy.deepcopy({**exc.details, "writeErrors": [entry for entry in errors if entry not in own]})
+        mended["nInserted"] += len(own)
+        command.mended = mended
+        next_place = own[-1]["index"] + 1
+        if self._plan.ordered and next_place < command.part.statements:
+            rest = Command(command.part.rest(next_place), address=command.address, unsettled=1)
+            rest.numbered = False
+            self._add_after(command, [rest])
+        return True
+
+    def _ask_for_lost_errors(self, command: Command, call: DriverCall) -> None:
+        """Ask each statement again alone where a server before 5.0 forgot the errors of an unordered insert.
+
+        Such a server answers a resend with the number of documents that are stored, without the errors of the others. At
+        its own statement id a stored document is answered from memory, and one that was refused is refused again.
+        """
+        part = command.part
+        was_resent = command.sends > 1
+        if not (was_resent and part.is_insert and part.statements > 1 and command.is_done and command.numbered):
+            return
+        if self._plan.ordered or call.wire_version >= KEEPS_WRITE_ERRORS:
+            return
+        known = command.bulk_result()
+        if known["nInserted"] + len(known["writeErrors"]) >= part.statements:
+            return
+        refused = {entry["index"] for entry in known["writeErrors"]}
+        command.mended = {**copy.deepcopy(dict(known)), "nInserted": 0}
+        alone = [
+            Command(part.rest(place, place + 1), address=command.address, statement_id=place, unsettled=1)
+            for place in range(part.statements)
+            if place not in refused
+        ]
+        self._add_after(command, alone)
+
+    def _add_after(self, command: Command, more: list[Command]) -> None:
+        place = self._commands.index(command) + 1
+        self._commands[place:place] = more
+
+    # --- its end
+
+    def finish(self) -> Any:
+        """Return the method's result, or raise the error that is the server's answer."""
+        self._settle_addresses()
+        try:
+            return self._conclude()
+        finally:
+            self._forget()
+
+    def _conclude(self) -> Any:
+        first = self._commands[0]
+        if len(self._commands) > 1 or first.mended is not None:
+            done = [(command.part, command.bulk_result()) for command in self._commands if command.is_done]
+            return self._plan.conclude(merge(done))
+        if first.error is not None:
+            self._report(first.error)
+            raise first.error
+        return self._plan.conclude(first.result)
+
+    def give_up(self, exc: BaseException) -> list[Address]:
+        """Note on an error that leaves what it means, and return the addresses to be cancelled on the server."""
+        if self._decision == "final" and not isinstance(exc, Exception):
+            self._decision = "interrupted"
+        if any(command.decision is Decision.REFUSED for command in self._commands):
+            self._decision = "refused"
+        if isinstance(exc, BulkWriteError) and (failed := next((c for c in self._commands if not c.is_done), None)):
+            for entry in exc.details["writeErrors"]:
+                entry["index"] = failed.part.positions[entry["index"]]
+        self._report(exc)
+        unknown = self._settle_addresses()
+        if self._outcome() is Outcome.UNKNOWN and not self.terms.foreign:
+            self._fingerprint = self._plan.fingerprint(self._plan.inserted.made_ids)
+            self.record.unknown_call = self
+        else:
+            self._forget()
+        return unknown if self.target.guard.settings.cancel else []
+
+    def _forget(self) -> None:
+        """Keep the view alone: a record may write a lot."""
+        self._last_view = self.view()
+        self._commands.clear()
+        del self._plan
+
+    def _report(self, exc: BaseException) -> None:
+        view = self.view()
+        done = sum(command.part.statements for command in self._commands if command.is_done)
+        exc.saferetry = CallReport(view, tuple(self._waits), self._decision, done)  # type: ignore[attr-defined]
+        if self._decision == "final":
+            return
+        reason = {
+            "refused": "not sent again, since it could take effect twice",
+            "attempts": f"given up after {view.calls} driver calls (max_attempts)",
+            "budget": f"given up after {view.calls} driver calls, since another would not fit into the record's budget",
+            "interrupted": "interrupted",
+        }[self._decision]
+        exc.add_note(
+            f"saferetry: {view.method} on {view.namespace}: outcome {view.outcome.value} after {view.sends} sends; {reason}"
+        )
+
+    def _settle_addresses(self) -> list[Address]:
+        """Give addresses back, and return those whose command is not settled: they are never used again."""
+        guard = self.target.guard
+        owned = {command.address for command in self._commands if command.address is not None}
+        unknown = {command.address for command in self._commands if command.outcome is Outcome.UNKNOWN}
+        for address in owned:
+            (guard.discard if address in unknown else guard.pool.release)(address)
+        return [address for address in owned if address in unknown]
+
+    # --- its repetition by the user
+
+    def is_repeated_by(self, target: Target, method: str, plan: Plan) -> bool:
+        """Whether another call is this one again: the same method, namespace and arguments on the same deployment."""
+        if method != self.method or target.namespace != self.target.namespace or self._fingerprint is None:
+            return False
+        if target.client is not self.target.client and target.client != self.target.client:
+            return False
+        return plan.fingerprint(self._plan.inserted.made_ids) == self._fingerprint
+
+    def resume(self, target: Target, inserted: Inserted) -> None:
+        """Go on as the repetition that the user asked for: the same addresses, the same ``_id``.
+
+        Raises:
+            RetryRefusedError: It could take effect twice; nothing is sent.
+        """
+        self.repeatable = self.repeatable or is_repeatable()
+        if not all(command.may_be_sent_again(repeatable=self.repeatable) for command in self._commands):
+            raise RetryRefusedError(
+                f"{self.method} on {self.target.namespace} was not sent again: its outcome is unknown, and it could take "
+                "effect twice. Let the first error leave the handler, or, if running it twice is right, use repeatable()",
+                writes=self.record.writes,
+                reason="outcome unknown",
+            ) from self._last_error
+        inserted.make_ids(self._plan.inserted.made_ids)
+        self.target = target
+        self.record.unknown_call = None
+
+
+def _is_own_duplicate(part: Part, exc: BaseException) -> bool:
+    return isinstance(exc, DuplicateKeyError) and _duplicates(exc.details or {}, part.made_ids.get(0))
+
+
+def _duplicates(entry: Mapping[str, Any], made: Any) -> bool:
+    """Whether an error says that the very ``_id`` made for this call is there already."""
+    return (
+        made is not None
+        and entry.get("code") == 11000  # noqa: PLR2004 - DuplicateKey
+        and dict(entry.get("keyPattern", {})) == {"_id": 1}
+        and entry.get("keyValue", {}).get("_id") == made
+    )

@@ -1,0 +1,246 @@
+"""The guarded client, database and collection, sync and async: the driver's own classes with guarded methods."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pymongo.asynchronous.collection import AsyncCollection as DriverAsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase as DriverAsyncDatabase
+from pymongo.asynchronous.mongo_client import AsyncMongoClient as DriverAsyncMongoClient
+from pymongo.synchronous.collection import Collection as DriverCollection
+from pymongo.synchronous.database import Database as DriverDatabase
+from pymongo.synchronous.mongo_client import MongoClient as DriverMongoClient
+
+from saferetry import _retry
+from saferetry._call import WriteCall
+from saferetry._methods import GUARDED, Kind, Method
+from saferetry._seam import ASYNC_DRIVER_TYPES, DRIVER_TYPES, adopt_session, check_driver, guard_of, install_guard
+from saferetry._settings import Settings
+from saferetry.errors import ConfigurationError
+
+Document = TypeVar("Document", bound=Mapping[str, Any])
+Guarded = TypeVar("Guarded", bound=type[Any])
+
+# The driver's methods that return a database or a collection; __getattr__ goes through __getitem__.
+_MAKERS = ("__getitem__", "get_database", "get_default_database", "get_collection", "with_options", "create_collection")
+
+
+def _guarded(cls: Guarded) -> Guarded:
+    """Put the guarded methods of the table on a subclass of one of the driver's classes."""
+    table = next(
+        GUARDED[place] for types in (DRIVER_TYPES, ASYNC_DRIVER_TYPES) for place in range(3) if issubclass(cls, types[place])
+    )
+    base = cls.__bases__[0]
+    for name, kind in table.items():
+        if hasattr(base, name):  # an older driver has fewer
+            setattr(cls, name, _guarded_method(name, kind, base))
+    for name in _MAKERS:
+        if hasattr(base, name):
+            setattr(cls, name, _adopting(getattr(cls, name)))
+    return cls
+
+
+def _guarded_method(name: str, kind: Kind, driver_type: type[Any]) -> Callable[..., Any]:
+    method = Method(name, kind, driver_type)
+    original = method.original
+    if inspect.iscoroutinefunction(original):
+
+        @functools.wraps(original)
+        async def call_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+            call = method.open(self, args, kwargs)
+            if call is None:
+                return await original(self, *args, **kwargs)
+            return await (_retry.write_async(call) if isinstance(call, WriteCall) else _retry.read_async(call))
+
+        return call_async
+
+    @functools.wraps(original)
+    def call_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = method.open(self, args, kwargs)
+        if call is None:
+            return original(self, *args, **kwargs)
+        return _retry.write(call) if isinstance(call, WriteCall) else _retry.read(call)
+
+    return call_sync
+
+
+def _adopting(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the databases and collections that a method returns guarded ones."""
+    if inspect.iscoroutinefunction(make):
+
+        @functools.wraps(make)
+        async def make_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return _adopt(await make(self, *args, **kwargs))
+
+        return make_async
+
+    @functools.wraps(make)
+    def make_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _adopt(make(self, *args, **kwargs))
+
+    return make_sync
+
+
+def _adopt(made: Any) -> Any:
+    guarded = _GUARDED_TYPES.get(type(made))
+    if guarded is not None:
+        made.__class__ = guarded
+    return made
+
+
+@_guarded
+class Collection(DriverCollection[Document]):
+    """A ``pymongo.collection.Collection`` whose calls inside a record are protected."""
+
+
+@_guarded
+class Database(DriverDatabase[Document]):
+    """A ``pymongo.database.Database`` whose calls inside a record are protected."""
+
+
+@_guarded
+class AsyncCollection(DriverAsyncCollection[Document]):
+    """A ``pymongo.asynchronous.collection.AsyncCollection`` whose calls inside a record are protected."""
+
+
+@_guarded
+class AsyncDatabase(DriverAsyncDatabase[Document]):
+    """A ``pymongo.asynchronous.database.AsyncDatabase`` whose calls inside a record are protected."""
+
+
+@_guarded
+class MongoClient(DriverMongoClient[Document]):
+    """Be ``pymongo.MongoClient`` with protected calls: import it instead.
+
+    Args:
+        *args: As ``pymongo.MongoClient``.
+        saferetry: Settings; else those of the environment (``Settings.from_env()``).
+        **kwargs: As ``pymongo.MongoClient``.
+
+    Example:
+        >>> client = MongoClient("mongodb://localhost:27017/?replicaSet=rs0&socketTimeoutMS=10000")
+
+    Raises:
+        ConfigurationError: Bad settings, or a socket timeout below 150 ms.
+        DriverMismatchError: The installed PyMongo is not one that saferetry knows; nothing was sent.
+    """
+
+    def __init__(self, *args: Any, saferetry: Settings | None = None, **kwargs: Any) -> None:
+        settings = _settings_for_new_client(saferetry)
+        super().__init__(*args, **_with_socket_timeout(settings, args, kwargs))
+        try:
+            install_guard(self, settings)
+        except ConfigurationError:
+            self.close()
+            raise
+
+    def _ensure_session(self, session: Any = None) -> Any:
+        return _lend(self, super()._ensure_session(session))
+
+
+@_guarded
+class AsyncMongoClient(DriverAsyncMongoClient[Document]):
+    """Be ``pymongo.AsyncMongoClient`` with protected calls: import it instead.
+
+    Args:
+        *args: As ``pymongo.AsyncMongoClient``.
+        saferetry: Settings; else those of the environment (``Settings.from_env()``).
+        **kwargs: As ``pymongo.AsyncMongoClient``.
+
+    Example:
+        >>> client = AsyncMongoClient("mongodb://localhost:27017/?replicaSet=rs0&socketTimeoutMS=10000")
+
+    Raises:
+        ConfigurationError: Bad settings, or a socket timeout below 150 ms.
+        DriverMismatchError: The installed PyMongo is not one that saferetry knows; nothing was sent.
+    """
+
+    def __init__(self, *args: Any, saferetry: Settings | None = None, **kwargs: Any) -> None:
+        settings = _settings_for_new_client(saferetry)
+        super().__init__(*args, **_with_socket_timeout(settings, args, kwargs))
+        install_guard(self, settings)
+
+    def _ensure_session(self, session: Any = None) -> Any:
+        return _lend(self, super()._ensure_session(session))
+
+
+_GUARDED_TYPES: Mapping[type[Any], type[Any]] = {
+    DriverMongoClient: MongoClient,
+    DriverDatabase: Database,
+    DriverCollection: Collection,
+    DriverAsyncMongoClient: AsyncMongoClient,
+    DriverAsyncDatabase: AsyncDatabase,
+    DriverAsyncCollection: AsyncCollection,
+}
+
+
+def _settings_for_new_client(given: Settings | None) -> Settings:
+    settings = _checked(given) if given is not None else Settings.from_env()
+    if not settings.disabled:
+        check_driver()
+    return settings
+
+
+def _checked(settings: Any) -> Settings:
+    if not isinstance(settings, Settings):
+        raise ConfigurationError(f"settings must be a saferetry.Settings, not {type(settings).__name__}")
+    return settings
+
+
+def _with_socket_timeout(settings: Settings, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the socket timeout of the settings unless an argument or the URI gives one."""
+    option = "socketTimeoutMS"
+    hosts = args[0] if args else kwargs.get("host")
+    uris = [hosts] if isinstance(hosts, str) else hosts or []
+    is_given = any(name.lower() == option.lower() for name in kwargs) or any(
+        option.lower() + "=" in str(uri).lower() for uri in uris
+    )
+    if settings.socket_timeout_ms is None or is_given or settings.disabled:
+        return dict(kwargs)
+    return {**kwargs, option: settings.socket_timeout_ms}
+
+
+def _lend(client: Any, session: Any) -> Any:
+    if session is not None and not guard_of(client).settings.disabled:
+        adopt_session(client, session)
+    return session
+
+
+def wrap(client: Any, settings: Settings | None = None) -> Any:
+    """Guard an existing PyMongo client in place and return it.
+
+    Args:
+        client: A ``pymongo.MongoClient`` or ``pymongo.AsyncMongoClient``, or an instance of a subclass of one.
+        settings: Its settings; else those of the environment.
+
+    Example:
+        >>> import pymongo
+        >>> client = wrap(pymongo.MongoClient())
+
+    Raises:
+        ConfigurationError: It is not a PyMongo client, or is guarded already with other settings.
+        DriverMismatchError: The installed PyMongo is not one that saferetry knows.
+    """
+    if not isinstance(client, (DriverMongoClient, DriverAsyncMongoClient)):
+        raise ConfigurationError(f"wrap: {type(client).__name__} is not a PyMongo client; give a pymongo.MongoClient")
+    if "_saferetry_guard" in vars(client):
+        if settings is not None and settings != guard_of(client).settings:
+            raise ConfigurationError("wrap: this client is guarded already; give its settings when it is made")
+        return client
+    install_guard(client, _settings_for_new_client(settings))
+    own_type: Any = type(client)
+    client.__class__ = _GUARDED_TYPES.get(own_type) or _guarded_subclass(own_type)
+    return client
+
+
+@functools.cache
+def _guarded_subclass(foreign: type[Any]) -> type[Any]:
+    """Return a user's own client class with its methods guarded."""
+
+    def lend(self: Any, session: Any = None) -> Any:
+        return _lend(self, foreign._ensure_session(self, session))
+
+    return _guarded(type(foreign.__name__, (foreign,), {"__module__": foreign.__module__, "_ensure_session": lend}))

@@ -1,0 +1,318 @@
+"""The guarded methods: one table, and how each is planned."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import Any
+
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.collection import Collection
+from pymongo.database import Database
+from pymongo.operations import InsertOne
+from pymongo.results import InsertOneResult
+
+from saferetry._call import Target, Terms, WriteCall
+from saferetry._identity import canonical
+from saferetry._limits import READ_COMMANDS, writes
+from saferetry._parts import (
+    Inserted,
+    Part,
+    Plan,
+    are_documents,
+    are_requests,
+    cut_bulk,
+    insert_many_result,
+    inserted_by_requests,
+    plain_requests,
+    without_made_id,
+)
+from saferetry._read import ReadCall
+from saferetry._record import OPEN_RECORDS, Record, is_repeatable
+from saferetry._seam import SCOPE, Guard, bound_session, guard_of, in_driver_call, is_encrypted
+from saferetry.errors import ConfigurationError, UnprotectedWriteError
+
+
+class Kind(enum.Enum):
+    """Say how a method is planned."""
+
+    INSERT_ONE = enum.auto()
+    INSERT_MANY = enum.auto()
+    BULK = enum.auto()
+    SINGLE = enum.auto()  # one statement that changes one document
+    MULTI = enum.auto()  # may change many documents, or define data: never numbered
+    PIPELINE = enum.auto()  # MULTI if it ends in $out or $merge, else READ
+    COMMAND = enum.auto()  # MULTI unless the command is known to read
+    REFUSED = enum.auto()  # not inside records
+    READ = enum.auto()
+
+
+_CLIENT: Mapping[str, Kind] = {
+    "bulk_write": Kind.REFUSED,
+    "drop_database": Kind.MULTI,
+    "list_database_names": Kind.READ,
+    "list_databases": Kind.READ,
+    "server_info": Kind.READ,
+}
+_DATABASE: Mapping[str, Kind] = {
+    "aggregate": Kind.PIPELINE,
+    "command": Kind.COMMAND,
+    "create_collection": Kind.MULTI,
+    "cursor_command": Kind.COMMAND,
+    "dereference": Kind.READ,
+    "drop_collection": Kind.MULTI,
+    "list_collection_names": Kind.READ,
+    "list_collections": Kind.READ,
+    "validate_collection": Kind.READ,
+}
+_COLLECTION: Mapping[str, Kind] = {
+    "aggregate": Kind.PIPELINE,
+    "aggregate_raw_batches": Kind.PIPELINE,
+    "bulk_write": Kind.BULK,
+    "count_documents": Kind.READ,
+    "create_index": Kind.MULTI,
+    "create_indexes": Kind.MULTI,
+    "create_search_index": Kind.MULTI,
+    "create_search_indexes": Kind.MULTI,
+    "delete_many": Kind.MULTI,
+    "delete_one": Kind.SINGLE,
+    "distinct": Kind.READ,
+    "drop": Kind.MULTI,
+    "drop_index": Kind.MULTI,
+    "drop_indexes": Kind.MULTI,
+    "drop_search_index": Kind.MULTI,
+    "estimated_document_count": Kind.READ,
+    "find_one": Kind.READ,
+    "find_one_and_delete": Kind.SINGLE,
+    "find_one_and_replace": Kind.SINGLE,
+    "find_one_and_update": Kind.SINGLE,
+    "index_information": Kind.READ,
+    "insert_many": Kind.INSERT_MANY,
+    "insert_one": Kind.INSERT_ONE,
+    "list_indexes": Kind.READ,
+    "list_search_indexes": Kind.READ,
+    "options": Kind.READ,
+    "rename": Kind.MULTI,
+    "replace_one": Kind.SINGLE,
+    "update_many": Kind.MULTI,
+    "update_one": Kind.SINGLE,
+    "update_search_index": Kind.MULTI,
+}
+GUARDED: tuple[Mapping[str, Kind], ...] = (_CLIENT, _DATABASE, _COLLECTION)  # as DRIVER_TYPES
+_UNNUMBERED = (Kind.MULTI, Kind.PIPELINE, Kind.COMMAND, Kind.REFUSED)
+
+
+class Method:
+    """Be one guarded method of one driver type.
+
+    Args:
+        name: Its name.
+        kind: How it is planned.
+        driver_type: The driver's own class that has it.
+    """
+
+    def __init__(self, name: str, kind: Kind, driver_type: type[Any]) -> None:
+        self.name = name
+        self.kind = kind
+        self.original: Callable[..., Any] = getattr(driver_type, name)
+        self.signature = inspect.signature(self.original)
+        self._bulk_write: Any = getattr(driver_type, "bulk_write", None)
+
+    def open(self, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WriteCall | ReadCall | None:
+        """Return the call to be made, or None where the driver is to be called as it is.
+
+        Raises:
+            ConfigurationError: It cannot be made here: the record has ended, or it is refused inside records.
+            UnprotectedWriteError: Strict refuses it.
+            RetryRefusedError: It repeats a call of unknown outcome.
+        """
+        client = _client_of(owner)
+        guard = guard_of(client)
+        if guard.settings.disabled or in_driver_call():
+            return None
+        try:
+            bound = self.signature.bind(owner, *args, **kwargs)
+        except TypeError:
+            return None  # the driver says what is wrong
+        is_read = self._reads(bound.arguments)
+        record = _current(guard, self.name, is_read=is_read)
+        if record is None:
+            return None
+        foreign = bound.arguments.get("session") is not None or bound_session(client) is not None
+        if is_read:
+            invoke = functools.partial(self.original, owner, *args, **kwargs)
+            return None if foreign else ReadCall(record, client, guard, invoke)
+        target = Target(owner, client, guard, _namespace_of(owner))
+        terms = Terms(self.kind not in _UNNUMBERED, _is_acknowledged(owner, bound.arguments), foreign)
+        self._check(target, terms)
+        return self._call(record, target, bound, terms)
+
+    def _reads(self, arguments: Mapping[str, Any]) -> bool:
+        if self.kind is Kind.PIPELINE:
+            return not writes(arguments.get("pipeline"))
+        if self.kind is Kind.COMMAND:
+            command = arguments.get("command")
+            name = command if isinstance(command, str) else next(iter(command), "") if isinstance(command, Mapping) else ""
+            pipeline = command.get("pipeline") if isinstance(command, Mapping) else None
+            return name in READ_COMMANDS and not writes(pipeline)
+        return self.kind is Kind.READ
+
+    def _check(self, target: Target, terms: Terms) -> None:
+        if self.kind is Kind.REFUSED:
+            raise ConfigurationError(
+                "MongoClient.bulk_write cannot be protected in a record: use the collections' bulk_write, or call it outside"
+            )
+        if is_encrypted(target.client):
+            raise ConfigurationError(
+                f"{self.name} on a client with auto_encryption_opts is not supported inside a record: "
+                "encrypt explicitly (ClientEncryption), or write outside the record"
+            )
+        if terms.addressable and terms.acknowledged and not terms.foreign:
+            return
+        reason = (
+            "write concern 0 asks nobody whether it was applied"
+            if not terms.acknowledged
+            else "it runs on a session of yours"
+            if terms.foreign
+            else "the server does not number it"
+        )
+        if target.guard.settings.strict and not is_repeatable():
+            raise UnprotectedWriteError(
+                f"{self.name} on {target.namespace} cannot be protected ({reason}), which strict refuses; "
+                "wrap it in repeatable() if running it twice is right"
+            )
+        if not terms.acknowledged:
+            target.guard.warn_once("w:0", f"{self.name} on {target.namespace} is sent once and never again: {reason}")
+
+    def _call(self, record: Record, target: Target, bound: inspect.BoundArguments, terms: Terms) -> WriteCall:
+        for name, value in bound.arguments.items():
+            bound.arguments[name] = _listed(name, value)
+        plan = self._plan(target, bound, terms)
+        earlier: WriteCall | None = record.unknown_call
+        if earlier is not None and earlier.is_repeated_by(target, self.name, plan):
+            earlier.resume(target, plan.inserted)
+            return earlier
+        record.unknown_call = None
+        plan.inserted.make_ids({})
+        return WriteCall(record, target, self.name, plan, terms)
+
+    # --- plans
+
+    def _plan(self, target: Target, bound: inspect.BoundArguments, terms: Terms) -> Plan:
+        """Return what the call comes to; nothing of the user's is changed yet."""
+        arguments = bound.arguments
+        inserted = self._inserted(arguments)
+        codec_options = getattr(target.owner, "codec_options", None)
+        compared = {name: value for name, value in arguments.items() if name not in ("self", "session")}
+
+        def fingerprint(made_ids: Mapping[int, Any]) -> bytes | None:
+            return canonical({**compared, **self._without_made_ids(arguments, made_ids)}, codec_options)
+
+        def invoke(owner: Any) -> Any:
+            return self.original(owner, *bound.args[1:], **bound.kwargs)
+
+        whole = Part(invoke, multi=not terms.addressable, made_ids=inserted.made_ids)
+        plan = Plan(lambda: [whole], inserted, fingerprint)
+        if self.kind is Kind.INSERT_ONE:
+            return replace(plan, recovered=lambda: InsertOneResult(arguments["document"]["_id"], acknowledged=True))
+        if terms.foreign or not terms.acknowledged:
+            return plan
+        if self.kind is Kind.BULK and are_requests(arguments["requests"]):
+            return self._cut(plan, target, arguments["requests"], arguments)
+        if self.kind is Kind.INSERT_MANY and are_documents(documents := arguments["documents"]):
+            requests = [InsertOne(document) for document in documents]
+            plan = self._cut(plan, target, requests, arguments)
+            return replace(plan, conclude=lambda _: insert_many_result(documents))
+        return plan  # where the arguments are wrong, the driver says so
+
+    def _cut(self, plan: Plan, target: Target, requests: Sequence[Any], arguments: Mapping[str, Any]) -> Plan:
+        options = {name: value for name, value in arguments.items() if name not in ("self", "requests", "documents")}
+        cut = functools.partial(cut_bulk, self._bulk_write, target.owner, requests, options, made_ids=plan.inserted.made_ids)
+        return replace(plan, cut=cut, ordered=bool(options.get("ordered", True)))
+
+    def _inserted(self, arguments: Mapping[str, Any]) -> Inserted:
+        match self.kind:
+            case Kind.INSERT_ONE:
+                return Inserted({0: arguments["document"]})
+            case Kind.INSERT_MANY if are_documents(arguments["documents"]):
+                return Inserted(dict(enumerate(arguments["documents"])))
+            case Kind.BULK:
+                return inserted_by_requests(arguments["requests"])
+        return Inserted({})
+
+    def _without_made_ids(self, arguments: Mapping[str, Any], made_ids: Mapping[int, Any]) -> dict[str, Any]:
+        match self.kind:
+            case Kind.INSERT_ONE:
+                return {"document": without_made_id(arguments["document"], made_ids.get(0))}
+            case Kind.INSERT_MANY:
+                documents = enumerate(arguments["documents"])
+                return {"documents": [without_made_id(document, made_ids.get(place)) for place, document in documents]}
+            case Kind.BULK:
+                return {"requests": plain_requests(arguments["requests"], made_ids)}
+        return {}
+
+
+def _listed(name: str, value: Any) -> Any:
+    """Return an argument that may be read once only as a list, since it may have to be sent again."""
+    once = isinstance(value, Iterator) or (name == "documents" and isinstance(value, (Set, Sequence)) and value)
+    if not once or isinstance(value, (str, list)):
+        return value
+    return list(value) or iter(())  # the driver tells an empty list from an iterator without an item
+
+
+def _current(guard: Guard, name: str, *, is_read: bool) -> Record | None:
+    """Return the record that a call belongs to, or None outside any.
+
+    Raises:
+        ConfigurationError: A write in a record that has ended.
+        UnprotectedWriteError: Under strict, a write outside any record.
+    """
+    scope = SCOPE.get()
+    record = scope if isinstance(scope, Record) else None
+    if is_read:
+        return record if record is not None and not record.ended else None
+    if record is not None and record.ended:
+        raise ConfigurationError(
+            f"{name} was called in the record {record.label()}, which has ended: a thread or task outlived its handler; "
+            "wait for it inside the handler"
+        )
+    if record is None and guard.settings.strict:
+        raise UnprotectedWriteError(
+            f"{name} was called outside any record, which strict refuses: decorate the handler with saferetry.handler, use "
+            "'with record(...)', or bind a thread's function with propagate()"
+        )
+    if record is None and (others := OPEN_RECORDS.elsewhere()):
+        for other in others:
+            other.note_effect(f"meanwhile {name} was called in a thread outside the record")
+        guard.warn_once(
+            "outside",
+            f"{name} was called in a thread outside any record while a record was open in another: it is not protected, and "
+            "that record's handler will not be executed again; bind the thread's function with propagate()",
+        )
+    return record
+
+
+def _client_of(owner: Any) -> Any:
+    if isinstance(owner, (Collection, AsyncCollection)):
+        return owner.database.client
+    return owner.client if isinstance(owner, (Database, AsyncDatabase)) else owner
+
+
+def _namespace_of(owner: Any) -> str:
+    if isinstance(owner, (Collection, AsyncCollection)):
+        return owner.full_name
+    return owner.name if isinstance(owner, (Database, AsyncDatabase)) else "the client"
+
+
+def _is_acknowledged(owner: Any, arguments: Mapping[str, Any]) -> bool:
+    given = arguments.get("kwargs", {}).get("writeConcern")
+    command = arguments.get("command")
+    if given is None and isinstance(command, Mapping):
+        given = command.get("writeConcern")
+    if isinstance(given, Mapping):
+        return given.get("w") != 0
+    return bool(owner.write_concern.acknowledged)

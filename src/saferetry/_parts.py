@@ -1,0 +1,269 @@
+"""A write call cut into commands, and the results of the commands put together again.
+
+The driver packs as many statements into a command as fit and splits a call where they do not; on a lost reply it starts its
+own resend at that command, but a whole call made again would start at the first one. Here each command is a driver call of
+its own, so that an acknowledged one is never sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bson.errors import InvalidDocument
+from bson.objectid import ObjectId
+from bson.raw_bson import RawBSONDocument
+from pymongo.errors import BulkWriteError
+from pymongo.operations import InsertOne
+from pymongo.results import BulkWriteResult, InsertManyResult
+
+from saferetry._identity import encoded_size
+from saferetry._seam import REQUEST_TYPES, bulk_statements, inserted_document, request_values
+
+MOST_STATEMENTS = 1_000
+MOST_BYTES = 16 * 1024 * 1024
+LARGEST_DOCUMENT = 16 * 1024 * 1024 + 16 * 1024  # the server's limit and the driver's allowance for its own fields
+_INSERT, _UPDATE = 0, 1  # the driver's operation types; 2 is delete
+
+
+@dataclass(frozen=True)
+class Part:
+    """Be one command of a call.
+
+    Attributes:
+        invoke: Makes the driver call for it, given the collection, database or client.
+        positions: Which of the user's documents or requests it holds, in its order.
+        multi: A statement of it may change many documents, or it is no statement (DDL, an unannounced command).
+        made_ids: The ``_id`` made for this call, by place in this command; complete if it holds inserts without ``_id`` only.
+        requests: The bulk requests it holds, where it is one of a bulk.
+        resend: Makes the driver call for some of the requests, where it is one of a bulk.
+        is_insert: Its statements are inserts.
+    """
+
+    invoke: Callable[[Any], Any]
+    positions: Sequence[int] = (0,)
+    multi: bool = False
+    made_ids: Mapping[int, Any] = field(default_factory=dict)
+    requests: Sequence[Any] = ()
+    resend: Callable[[Any, Sequence[Any]], Any] = lambda *_: None
+    is_insert: bool = False
+
+    @property
+    def statements(self) -> int:
+        """Number of statements."""
+        return len(self.positions)
+
+    def rest(self, start: int, end: int | None = None) -> Part:
+        """Return the command for some of the statements."""
+        places = range(self.statements)[start:end]
+        chosen = self.requests[start:end]
+        made_ids = {place - start: self.made_ids[place] for place in places if place in self.made_ids}
+        return replace(
+            self,
+            invoke=lambda target: self.resend(target, chosen),
+            positions=self.positions[start:end],
+            made_ids=made_ids,
+            requests=chosen,
+        )
+
+    @property
+    def is_id_protected(self) -> bool:
+        """Whether a second copy of any of its statements would hit an ``_id`` that only this call can have written."""
+        return bool(self.made_ids) and len(self.made_ids) == self.statements
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Be a write call before it is made.
+
+    Attributes:
+        cut: Returns its commands, in order; asked once the inserted documents have their ``_id``.
+        inserted: The documents it inserts.
+        fingerprint: Returns the call in a form that can be compared, without the given made ids; None: it has none.
+        ordered: It stops at the first statement that fails.
+        conclude: Turns the driver's result into the method's.
+        recovered: Returns the method's result where the only reply said that the insert had been made before.
+    """
+
+    cut: Callable[[], Sequence[Part]]
+    inserted: Inserted
+    fingerprint: Callable[[Mapping[int, Any]], bytes | None]
+    ordered: bool = True
+    conclude: Callable[[Any], Any] = lambda result: result
+    recovered: Callable[[], Any] = lambda: None
+
+
+class Inserted:
+    """Know the documents that a call inserts, by position, and the ``_id`` made for them."""
+
+    def __init__(self, documents: Mapping[int, Any]) -> None:
+        self.documents = documents
+        self.made_ids: dict[int, Any] = {}
+
+    def make_ids(self, earlier: Mapping[int, Any]) -> None:
+        """Give each document without ``_id`` one, as the driver would; the earlier ones if the call is a repetition."""
+        for position, document in self.documents.items():
+            if isinstance(document, RawBSONDocument) or not hasattr(document, "__setitem__"):
+                continue  # the server makes it, or the driver refuses the document
+            if "_id" not in document:
+                document["_id"] = self.made_ids[position] = earlier.get(position) or ObjectId()
+            elif position in earlier and document["_id"] == earlier[position]:
+                self.made_ids[position] = earlier[position]
+
+
+def without_made_id(document: Any, made: Any) -> Any:
+    """Return a document as the user gave it, before an ``_id`` was made for it."""
+    if made is None or not isinstance(document, Mapping) or document.get("_id") != made:
+        return document
+    return {key: value for key, value in document.items() if key != "_id"}
+
+
+def plain_requests(requests: Sequence[Any], made_ids: Mapping[int, Any]) -> list[Any]:
+    """Return a bulk's requests in a form that can be compared."""
+    plain = []
+    for position, request in enumerate(requests):
+        values = request_values(request)
+        if isinstance(request, InsertOne):
+            values = {"_doc": without_made_id(inserted_document(request), made_ids.get(position))}
+        plain.append([type(request).__name__, values])
+    return plain
+
+
+def inserted_by_requests(requests: Any) -> Inserted:
+    """Return what a bulk inserts."""
+    listed = requests if isinstance(requests, list) else []
+    return Inserted(
+        {place: inserted_document(request) for place, request in enumerate(listed) if isinstance(request, InsertOne)}
+    )
+
+
+def are_requests(requests: Any) -> bool:
+    """Whether the driver would take these as a bulk's requests."""
+    return isinstance(requests, list) and bool(requests) and all(isinstance(item, REQUEST_TYPES) for item in requests)
+
+
+def are_documents(documents: Any) -> bool:
+    """Whether the driver would take these as documents to insert."""
+    return isinstance(documents, list) and bool(documents) and all(isinstance(item, Mapping) for item in documents)
+
+
+def cut_bulk(
+    bulk_write: Callable[..., Any],
+    collection: Any,
+    requests: Sequence[Any],
+    options: Mapping[str, Any],
+    *,
+    made_ids: Mapping[int, Any],
+) -> list[Part]:
+    """Cut a bulk at command borders, before members that are multi, at 1,000 statements and at 16 MB.
+
+    Args:
+        bulk_write: The driver's own method.
+        collection: The collection it is called on.
+        requests: All requests.
+        options: The other arguments of the call.
+        made_ids: The ``_id`` made for this call, by position.
+
+    Raises:
+        TypeError, ValueError: The driver's own, before anything is sent.
+    """
+    ordered = bool(options.get("ordered", True))
+    statements = bulk_statements(collection, requests, ordered)
+
+    def send(target: Any, chosen: Sequence[Any]) -> Any:
+        return bulk_write(target, chosen, **options)
+
+    def part(positions: Sequence[int]) -> Part:
+        chosen = [requests[position] for position in positions]
+        return Part(
+            lambda target: send(target, chosen),
+            positions,
+            multi=_is_multi(statements[positions[0]]),
+            made_ids={place: made_ids[at] for place, at in enumerate(positions) if at in made_ids},
+            requests=chosen,
+            resend=send,
+            is_insert=statements[positions[0]][0] == _INSERT,
+        )
+
+    sizes, unsendable = _measure(statements, collection.codec_options)
+    if unsendable is not None:  # let the driver say so before anything is sent
+        return [part([unsendable])]
+    return [part(positions) for positions in _runs(statements, sizes, ordered=ordered)]
+
+
+def _is_multi(statement: tuple[int, Mapping[str, Any]]) -> bool:
+    kind, document = statement
+    return kind != _INSERT and bool(document.get("multi") or document.get("limit") == 0)
+
+
+def _measure(statements: Sequence[tuple[int, Any]], codec_options: Any) -> tuple[list[int], int | None]:
+    """Return all sizes in bytes, and the position of the first statement that the driver cannot send."""
+    if len(statements) == 1:
+        return [0], None
+    sizes = []
+    for position, (_, document) in enumerate(statements):
+        try:
+            sizes.append(encoded_size(document, codec_options))
+        except (InvalidDocument, OverflowError, TypeError, ValueError):
+            return sizes, position
+        if sizes[-1] > LARGEST_DOCUMENT:
+            return sizes, position
+    return sizes, None
+
+
+def _runs(statements: Sequence[tuple[int, Any]], sizes: Sequence[int], *, ordered: bool) -> Iterator[list[int]]:
+    order: Sequence[int] = range(len(statements))
+    if not ordered:  # as the driver does: inserts, updates, deletes; here those that are multi come last of their kind
+        order = sorted(order, key=lambda at: (statements[at][0], _is_multi(statements[at])))
+    run: list[int] = []
+    size = 0
+    for at in order:
+        starts_anew = run and (
+            statements[at][0] != statements[run[-1]][0]
+            or _is_multi(statements[at])
+            or _is_multi(statements[run[-1]])
+            or len(run) == MOST_STATEMENTS
+            or size + sizes[at] > MOST_BYTES
+        )
+        if starts_anew:
+            yield run
+            run, size = [], 0
+        run.append(at)
+        size += sizes[at]
+    yield run
+
+
+# results
+
+COUNTS = ("nInserted", "nUpserted", "nMatched", "nModified", "nRemoved")
+
+
+def empty_result() -> dict[str, Any]:
+    """Return the driver's bulk result for nothing done."""
+    return {"writeErrors": [], "writeConcernErrors": [], **dict.fromkeys(COUNTS, 0), "upserted": []}
+
+
+def merge(results: Sequence[tuple[Part, Mapping[str, Any]]]) -> BulkWriteResult:
+    """Put the results of a bulk's commands together as the driver would have.
+
+    Raises:
+        BulkWriteError: Some statement failed.
+    """
+    full = empty_result()
+    for part, result in results:
+        for name in COUNTS:
+            full[name] += result.get(name, 0)
+        full["writeConcernErrors"] += result.get("writeConcernErrors", ())
+        for name in ("writeErrors", "upserted"):
+            full[name] += ({**entry, "index": part.positions[entry["index"]]} for entry in result.get(name, ()))
+    if full["writeErrors"] or full["writeConcernErrors"]:
+        full["writeErrors"].sort(key=lambda entry: entry["index"])
+        raise BulkWriteError(full)
+    return BulkWriteResult(full, acknowledged=True)
+
+
+def insert_many_result(documents: Sequence[Any]) -> InsertManyResult:
+    """Return the driver's result of an insert_many that went through."""
+    ids = [document["_id"] for document in documents if not isinstance(document, RawBSONDocument)]
+    return InsertManyResult(ids, acknowledged=True)

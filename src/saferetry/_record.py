@@ -1,0 +1,316 @@
+"""One record: its scope, its budget, and what it has written."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
+
+from saferetry._budget import Budget
+from saferetry._identity import RecordKey
+from saferetry._outcomes import Outcome, WriteView
+from saferetry._seam import SCOPE
+from saferetry._settings import Settings
+from saferetry.errors import ConfigurationError, UnsettledWriteError
+
+logger = logging.getLogger("saferetry")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Write(Protocol):
+    """Say what a record keeps of one write call."""
+
+    repeatable: bool
+
+    def view(self) -> WriteView:
+        """Return what the user may see of it."""
+
+
+class Record:
+    """Be one execution of one record: the scope in which calls are protected.
+
+    Attributes:
+        key: The record's key, None where it has none.
+        execution: Number of this execution, the first is 1.
+        name: Name of the handler, or what ``record(name=...)`` said.
+        budget: Time left for the record, all executions together.
+        skipped: Whether another execution had done it, so that the handler need not run.
+        ended: Whether the execution is over; a write in it is then refused.
+    """
+
+    def __init__(
+        self,
+        key: RecordKey | None,
+        *,
+        budget: Budget,
+        settings: Settings,
+        name: str = "",
+        execution: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.key = key
+        self.name = name
+        self.execution = execution
+        self.skipped = False
+        self.ended = False
+        self.settings = settings
+        self.clock = clock
+        self.tag: Mapping[str, Any] | None = None
+        if settings.tag and key is not None:
+            self.tag = {"saferetry": {"record": key.hashed(), "execution": execution}}
+        self.longest_call = 0.0  # seconds
+        self.unknown_call: Any = None  # the last write call, if it ended UNKNOWN: an equal next one is its repetition
+        self._budget = budget
+        self._writes: list[Write] = []
+        self._effect = ""
+        self._thread = threading.get_ident()
+        self._outer: Record | None = None
+
+    @property
+    def writes(self) -> tuple[WriteView, ...]:
+        """The write calls of this execution, oldest first."""
+        return tuple(write.view() for write in self._writes)
+
+    @property
+    def budget(self) -> Budget:
+        """Time left for the record."""
+        return self._budget
+
+    def remaining(self) -> float:
+        """Return the seconds left in the budget."""
+        return self._budget.remaining()
+
+    def add(self, write: Write) -> None:
+        """Take note of a write call."""
+        self._writes.append(write)
+
+    def note_effect(self, reason: str) -> None:
+        """Take note of something that makes another execution unsafe; the first reason is kept."""
+        self._effect = self._effect or reason
+
+    def note_unannounced(self, command_name: str) -> None:
+        """Take note of a write that no guarded method announced."""
+        self.note_effect(f"the command {command_name} was sent past the guarded methods")
+
+    def effect(self) -> str:
+        """Return why another execution could repeat an effect, or an empty text."""
+        if self._effect:
+            return self._effect
+        for write in self._writes:
+            view = write.view()
+            if view.outcome.is_effect and not write.repeatable:
+                return f"{view.method} on {view.namespace} is {view.outcome.value}"
+        return ""
+
+    def unsettled(self) -> tuple[WriteView, ...]:
+        """Return the writes that may or may not have been applied."""
+        views = ((write, write.view()) for write in self._writes)
+        return tuple(view for write, view in views if view.outcome is Outcome.UNKNOWN and not write.repeatable)
+
+    def enter(self) -> Record:
+        """Make this record the current one."""
+        outer = SCOPE.get()
+        if isinstance(outer, Record) and not outer.ended:
+            self._outer = outer
+            self._budget = self._budget.within(outer.budget)
+        SCOPE.set(self)
+        OPEN_RECORDS.add(self._thread, self)
+        return self
+
+    def leave(self, exc: BaseException | None) -> None:
+        """End the record and restore the one around it.
+
+        Raises:
+            ConfigurationError: The record is not the current one, so that some record would be left open.
+            UnsettledWriteError: Under strict, a write of unknown outcome was passed over in silence.
+        """
+        self.ended = True
+        self.unknown_call = None
+        OPEN_RECORDS.remove(self._thread, self)
+        if self._outer is not None and (effect := self.effect()):
+            self._outer.note_effect(f"in an inner record, {effect}")
+        if SCOPE.get() is not self:
+            raise ConfigurationError(
+                f"record {self.label()} ends where it is not the current one: it was entered in another task, thread or "
+                "generator, or a record inside it was not closed; use 'with record(...)' around the work itself"
+            ) from exc
+        SCOPE.set(self._outer)
+        if exc is None and (open_writes := self.unsettled()):
+            self._report(open_writes)
+
+    def _report(self, open_writes: tuple[WriteView, ...]) -> None:
+        first = open_writes[0]
+        message = (
+            f"record {self.label()} ended although {len(open_writes)} of its writes may or may not have been applied "
+            f"(first: {first.method} on {first.namespace}); let the error leave the handler instead of catching it"
+        )
+        if self.settings.strict:
+            raise UnsettledWriteError(message, writes=open_writes)
+        logger.warning(message)
+
+    def label(self) -> str:
+        """Return what names this record in messages."""
+        name = self.name or "without a name"
+        return f"{name} ({self.key.stream}/{self.key.partition}/{self.key.position})" if self.key else name
+
+
+class OpenRecords:
+    """Know the open records of this process by thread, to notice writes made outside them meanwhile.
+
+    A thread started inside a record does not inherit it (a context variable), so that its writes would go unprotected and
+    unseen; the only way to notice is to ask, at such a write, whether a record of another thread is open.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._records: dict[int, set[Record]] = {}
+
+    def add(self, thread: int, record: Record) -> None:
+        """Take note of an open record."""
+        with self._lock:
+            self._records.setdefault(thread, set()).add(record)
+
+    def remove(self, thread: int, record: Record) -> None:
+        """Forget a record that ended."""
+        with self._lock:
+            records = self._records.get(thread, set())
+            records.discard(record)
+            if not records:
+                self._records.pop(thread, None)
+
+    def elsewhere(self) -> list[Record]:
+        """Return the open records of other threads."""
+        here = threading.get_ident()
+        with self._lock:
+            return [record for thread, records in self._records.items() if thread != here for record in records]
+
+
+OPEN_RECORDS = OpenRecords()  # of the process: threads share nothing else
+
+
+def current_record() -> Record | None:
+    """Return the record that is being worked on here, or None outside any."""
+    scope = SCOPE.get()
+    return scope if isinstance(scope, Record) and not scope.ended else None
+
+
+class record:  # noqa: N801 - used as a function
+    """Open a record around some work (guarantee "process"): ``with record(key):`` or ``async with record(key):``.
+
+    Args:
+        key: A ``RecordKey``, a text, ``(stream, partition, position)``, or None.
+        budget: Seconds, or a ``Budget``; else ``SAFERETRY_BUDGET_MS``.
+        name: Names the record in messages.
+
+    Example:
+        >>> with record(("orders", 0, 17)) as current:
+        ...     current.execution
+        1
+
+    Raises:
+        ConfigurationError: A wrong key or budget.
+    """
+
+    def __init__(
+        self,
+        key: RecordKey | str | tuple[Any, ...] | None = None,
+        *,
+        budget: float | Budget | None = None,
+        name: str = "",
+    ) -> None:
+        settings = Settings.from_env()
+        if not isinstance(budget, Budget):
+            budget = Budget(settings.budget_ms / 1000 if budget is None else budget)
+        self._record = Record(None if key is None else RecordKey.of(key), budget=budget, settings=settings, name=name)
+
+    def __enter__(self) -> Record:
+        """Make the record the current one."""
+        if self._record.ended or SCOPE.get() is self._record:
+            raise ConfigurationError("a record can be entered once: call record(...) again for another one")
+        return self._record.enter()
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+        """End the record."""
+        self._record.leave(exc)
+
+    async def __aenter__(self) -> Record:
+        """Make the record the current one."""
+        return self.__enter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+        """End the record."""
+        self.__exit__(kind, exc, trace)
+
+
+_REPEATABLE: ContextVar[bool] = ContextVar("saferetry_repeatable", default=False)
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Say that the writes made inside may run more than once, as ``$set`` to fixed values may.
+
+    Inside a record they are sent again although their outcome is unknown, and do not stand against another execution.
+
+    Example:
+        >>> with repeatable():
+        ...     pass
+    """
+    token = _REPEATABLE.set(True)
+    try:
+        yield
+    finally:
+        _REPEATABLE.reset(token)
+
+
+def is_repeatable() -> bool:
+    """Whether the user said so with ``repeatable()``."""
+    return _REPEATABLE.get()
+
+
+def propagate(fn: Callable[P, R]) -> Callable[P, R]:
+    """Return ``fn`` bound to the current record, to be called in another thread.
+
+    Args:
+        fn: A function or coroutine function.
+
+    Example:
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> with ThreadPoolExecutor() as pool, record("job-1"):
+        ...     list(pool.map(propagate(abs), [-1, 2]))
+        [1, 2]
+    """
+    scope, is_declared = SCOPE.get(), _REPEATABLE.get()
+
+    @contextmanager
+    def bound() -> Iterator[None]:
+        tokens = SCOPE.set(scope), _REPEATABLE.set(is_declared)
+        try:
+            yield
+        finally:
+            SCOPE.reset(tokens[0])
+            _REPEATABLE.reset(tokens[1])
+
+    if inspect.iscoroutinefunction(fn):
+
+        @functools.wraps(fn)
+        async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+            with bound():
+                return await fn(*args, **kwargs)
+
+        return cast("Callable[P, R]", run_async)
+
+    @functools.wraps(fn)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with bound():
+            return fn(*args, **kwargs)
+
+    return run

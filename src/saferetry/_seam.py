@@ -1,0 +1,421 @@
+"""The seam to PyMongo: the only place that touches the driver's private names.
+
+Read and run with PyMongo 4.9.2, 4.13.2, 4.15.5, 4.16.0, 4.17.0, 4.18.0, 4.19.0 and 4.20.1. What is used:
+
+- ``MongoClient._ensure_session``: called when the driver lends a session to an operation; ours then gets our class, and,
+  in a driver call of ours, our address in place of a pooled server session.
+- ``ClientSession._apply_to``: called for every command sent on a session, the driver's own resends included; the
+  command gets its limit, its tag and its statement id there, and the send is counted.
+- ``_Bulk`` and the requests' ``_add_to_bulk``: the driver's own validation and statements of a bulk, before it is cut.
+- ``_csot.get_timeout``: whether ``timeoutMS`` or ``pymongo.timeout`` is in force.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import random
+import time
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from contextvars import Context, ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pymongo
+from pymongo import _csot
+from pymongo.asynchronous.bulk import _AsyncBulk
+from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.asynchronous.mongo_client import AsyncMongoClient
+from pymongo.operations import DeleteMany, DeleteOne, InsertOne, ReplaceOne, UpdateMany, UpdateOne
+from pymongo.synchronous.bulk import _Bulk
+from pymongo.synchronous.client_session import ClientSession
+from pymongo.synchronous.collection import Collection
+from pymongo.synchronous.database import Database
+from pymongo.synchronous.mongo_client import MongoClient
+
+from saferetry._addresses import LONGEST_IDLE, Address, AddressPool
+from saferetry._limits import READ_COMMANDS, SHORTEST_SOCKET_TIMEOUT_MS, Limits, is_too_long, limit_of
+from saferetry._settings import Settings
+from saferetry.errors import ConfigurationError, DriverMismatchError, UnprotectedWriteError
+
+logger = logging.getLogger("saferetry")
+
+_TAGGED = frozenset({"insert", "update", "delete", "findAndModify", "aggregate"})
+COMMENT_ON_WRITES = 9  # wire version of server 4.4
+KEEPS_WRITE_ERRORS = 13  # wire version of server 5.0
+DRIVER_TYPES: tuple[type[Any], ...] = (MongoClient, Database, Collection)
+ASYNC_DRIVER_TYPES: tuple[type[Any], ...] = (AsyncMongoClient, AsyncDatabase, AsyncCollection)
+REQUEST_TYPES = (InsertOne, UpdateOne, UpdateMany, ReplaceOne, DeleteOne, DeleteMany)
+_FIRST_DRIVER = (4, 9)
+
+
+# the driver's shape
+
+
+@functools.cache
+def check_driver() -> None:
+    """Compare the names and signatures that the seam uses with the installed driver.
+
+    Raises:
+        DriverMismatchError: Something is missing; nothing was sent.
+    """
+    missing = [] if pymongo.version_tuple[:2] >= _FIRST_DRIVER else ["version 4.9 or newer"]
+    for client, session, bulk in (
+        (MongoClient, ClientSession, _Bulk),
+        (AsyncMongoClient, AsyncClientSession, _AsyncBulk),
+    ):
+        missing += _lacks(client, "_ensure_session", ["self", "session"])
+        missing += _lacks(client, "_return_server_session", ["self", "server_session"])
+        missing += _lacks(session, "_apply_to", ["self", "command", "is_retryable", "read_preference", "conn"])
+        missing += _lacks(session, "_start_retryable_write", ["self"])
+        missing += _lacks(bulk, "__init__", ["self", "collection", "ordered", "bypass_document_validation"])
+        stored = session.__init__.__code__.co_names
+        missing += [f"{session.__name__}.{name}" for name in ("_implicit", "_server_session", "_client") if name not in stored]
+        if "ops" not in bulk.__init__.__code__.co_names:
+            missing.append(f"{bulk.__name__}.ops")
+    missing += [f"{request.__name__}._add_to_bulk" for request in REQUEST_TYPES if not hasattr(request, "_add_to_bulk")]
+    if not callable(getattr(_csot, "get_timeout", None)):
+        missing.append("_csot.get_timeout")
+    if missing:
+        raise DriverMismatchError(
+            f"PyMongo {pymongo.version} lacks what saferetry builds on: {', '.join(missing)}; nothing was sent. "
+            "Install a PyMongo that saferetry's README names as run, or go on without protection: SAFERETRY_DISABLED=1"
+        )
+
+
+def _lacks(owner: type[Any], name: str, parameters: list[str]) -> list[str]:
+    function = inspect.getattr_static(owner, name, None)
+    if inspect.isfunction(function) and list(inspect.signature(function).parameters)[: len(parameters)] == parameters:
+        return []
+    return [f"{owner.__name__}.{name}({', '.join(parameters)})"]
+
+
+def csot_is_on() -> bool:
+    """Whether ``timeoutMS`` or ``pymongo.timeout`` limits the current operation (0, "no limit", included)."""
+    return _csot.get_timeout() is not None
+
+
+def bound_session(client: Any) -> Any:
+    """Return the session that the user bound with ``ClientSession.bind`` (driver 4.17 and newer), or None."""
+    find = getattr(type(client), "_get_bound_session", None)
+    return find(client) if find else None
+
+
+def is_encrypted(client: Any) -> bool:
+    """Whether the client encrypts by itself (``auto_encryption_opts``)."""
+    return getattr(client, "_encrypter", None) is not None
+
+
+def bulk_statements(collection: Any, requests: Sequence[Any], ordered: bool) -> list[tuple[int, Mapping[str, Any]]]:  # noqa: FBT001
+    """Return a bulk's statements as (0 insert, 1 update or 2 delete; document), validated by the driver itself.
+
+    Raises:
+        TypeError, ValueError: As ``bulk_write`` would.
+    """
+    bulk = (_AsyncBulk if isinstance(collection, AsyncCollection) else _Bulk)(collection, ordered, None)
+    for request in requests:
+        request._add_to_bulk(bulk)
+    return bulk.ops
+
+
+def inserted_document(request: InsertOne[Any]) -> Any:
+    """Return the document of an InsertOne."""
+    return request._doc
+
+
+def request_values(request: Any) -> dict[str, Any]:
+    """Return what a bulk's request holds, to tell whether two are equal."""
+    slots = (name for owner in type(request).__mro__ for name in getattr(owner, "__slots__", ()))
+    return {name: getattr(request, name, None) for name in slots}
+
+
+# a driver call of ours
+
+
+class Scope(Protocol):
+    """Say what the seam needs to know of the current record."""
+
+    ended: bool
+    tag: Mapping[str, Any] | None
+
+    def remaining(self) -> float:
+        """Return the seconds left in its budget."""
+
+    def note_unannounced(self, command_name: str) -> None:
+        """Take note of a write that no guarded method announced."""
+
+
+SCOPE: ContextVar[Scope | None] = ContextVar("saferetry_scope", default=None)
+
+
+@dataclass
+class DriverCall:
+    """Hold what a guarded method announces of one driver call, and what the session saw of it."""
+
+    client: Any
+    is_write: bool = True
+    must_be_numbered: bool = False  # strict: refuse to send it without a transaction number
+    address: Address | None = None
+    statement_id: int = 0
+    lent: bool = False
+    done: bool = False
+    sends: int = 0
+    numbered: bool = True
+    mongos: bool = False
+    wire_version: int = 0
+
+
+_DRIVER_CALL: ContextVar[DriverCall | None] = ContextVar("saferetry_driver_call", default=None)
+
+
+@contextmanager
+def driver_call(call: DriverCall) -> Iterator[None]:
+    """Announce a driver call to the sessions that the driver lends meanwhile."""
+    token = _DRIVER_CALL.set(call)
+    try:
+        yield
+    finally:
+        call.done = True  # background tasks of the driver keep a copy of this context
+        _DRIVER_CALL.reset(token)
+
+
+def in_driver_call() -> bool:
+    """Whether a guarded method is just now calling the driver, so that what it calls in turn is not another call."""
+    call = _DRIVER_CALL.get()
+    return call is not None and not call.done
+
+
+# sessions
+
+
+class PinnedServerSession:
+    """Stand in for the driver's server session with a fixed address; never goes into the driver's pool.
+
+    ``dirty`` and ``generation`` keep it out: a pinned session in the pool would swallow somebody else's write.
+    """
+
+    dirty = True
+    generation = -1
+
+    def __init__(self, address: Address) -> None:
+        self.session_id = address.session_id
+        self.transaction_id = address.number
+        self.last_use = time.monotonic()
+
+    def inc_transaction_id(self) -> None:
+        """Keep the number: one driver call is one command."""
+
+    def mark_dirty(self) -> None:
+        """Stay dirty."""
+
+    def timed_out(self, session_timeout_minutes: int | None) -> bool:  # noqa: ARG002 - the driver's signature
+        """Never be taken for one that may be used again."""
+        return True
+
+
+class GuardedSession(ClientSession):
+    """Dress every command that is sent on a session which the driver lent."""
+
+    _saferetry_call: DriverCall | None = None
+    _saferetry_limit: int | None = None
+    _saferetry_given: int | None = None
+
+    def _apply_to(self, command: Any, is_retryable: bool, read_preference: Any, conn: Any) -> None:  # noqa: FBT001
+        super()._apply_to(command, is_retryable, read_preference, conn)
+        _dress(self, command, is_retryable, conn)
+
+
+class AsyncGuardedSession(AsyncClientSession):
+    """Dress every command that is sent on a session which the driver lent."""
+
+    _saferetry_call: DriverCall | None = None
+    _saferetry_limit: int | None = None
+    _saferetry_given: int | None = None
+
+    def _apply_to(self, command: Any, is_retryable: bool, read_preference: Any, conn: Any) -> None:  # noqa: FBT001
+        super()._apply_to(command, is_retryable, read_preference, conn)
+        _dress(self, command, is_retryable, conn)
+
+
+_GUARDED_SESSIONS: Mapping[type[Any], type[Any]] = {
+    ClientSession: GuardedSession,
+    AsyncClientSession: AsyncGuardedSession,
+}
+
+
+def adopt_session(client: Any, session: Any) -> None:
+    """Make a session that the driver has just lent ours; a session of the user's (explicit or bound) is left alone."""
+    guarded = _GUARDED_SESSIONS.get(type(session))
+    if guarded is None or not session._implicit:
+        return
+    session.__class__ = guarded
+    call = _DRIVER_CALL.get()
+    # Only the first session of a driver call is the command's: an event listener may use the client meanwhile.
+    if call is None or call.done or call.lent or call.client is not client:
+        return
+    call.lent = True
+    session._saferetry_call = call
+    if call.address is not None:
+        session._server_session = PinnedServerSession(call.address)
+
+
+def _dress(session: Any, command: MutableMapping[str, Any], is_retryable: bool, conn: Any) -> None:  # noqa: FBT001
+    """Give a command its limit, tag and statement id, and count the send."""
+    call: DriverCall | None = session._saferetry_call
+    guard: Guard = guard_of(session._client)
+    scope = SCOPE.get()
+    inside = scope is not None and not scope.ended
+    name = next(iter(command))
+    announced = call is not None and call.is_write
+    is_write = name not in READ_COMMANDS or (announced and name == "aggregate")
+    _limit(session, guard, command, scope.remaining() if scope is not None and inside else None)
+    if not is_write:
+        return
+    if call is not None and announced:
+        if call.must_be_numbered and not is_retryable:
+            raise UnprotectedWriteError(
+                f"{name} would be sent without a transaction number (a standalone server, or retryWrites=false) and could "
+                "not be protected, which strict refuses: run a replica set (mongod --replSet rs0, then rs.initiate())"
+            )
+        call.sends += 1
+        call.numbered = call.numbered and is_retryable
+        call.mongos = conn.is_mongos
+        call.wire_version = conn.max_wire_version
+        if call.statement_id and is_retryable:
+            command["stmtId"] = call.statement_id
+    elif inside and scope is not None:
+        scope.note_unannounced(name)
+    if inside and scope is not None and scope.tag and name in _TAGGED and conn.max_wire_version >= COMMENT_ON_WRITES:
+        command.setdefault("comment", scope.tag)
+
+
+def _limit(session: Any, guard: Guard, command: MutableMapping[str, Any], remaining: float | None) -> None:
+    if csot_is_on():
+        return
+    given = command.pop("maxTimeMS", None)
+    if given is not None and given == session._saferetry_limit:
+        given = session._saferetry_given  # the driver resends the same document: that limit is ours, not the user's
+    if given is not None:
+        command["maxTimeMS"] = given
+    limit = limit_of(guard.limits, command, remaining)
+    if limit is None:
+        return
+    if given and is_too_long(guard.limits, given):
+        guard.complain(
+            "maxTimeMS",
+            f"maxTimeMS {given} is not below socketTimeoutMS {guard.limits.socket_timeout_ms}, so that the client would "
+            f"give up while the server works on: {limit} is used; give a lower maxTimeMS or a higher socketTimeoutMS",
+        )
+    if remaining is not None and guard.limits.socket_timeout_ms is None:
+        guard.warn_once(
+            "no socket timeout",
+            "no socketTimeoutMS is set: the server's work is limited, but the client itself waits for ever on a silent "
+            "network; set socketTimeoutMS in the URI or SAFERETRY_SOCKET_TIMEOUT_MS",
+        )
+    command["maxTimeMS"] = session._saferetry_limit = limit
+    session._saferetry_given = given
+
+
+# clients
+
+
+@dataclass
+class Guard:
+    """Hold what belongs to one guarded client."""
+
+    settings: Settings
+    limits: Limits
+    rng: random.Random
+    pool: AddressPool = field(default_factory=AddressPool)
+    warned: set[str] = field(default_factory=set)
+
+    def warn_once(self, cause: str, message: str) -> None:
+        """Log a warning, once for each cause."""
+        if cause not in self.warned:
+            self.warned.add(cause)
+            logger.warning(message)
+
+    def complain(self, cause: str, message: str) -> None:
+        """Warn once; under strict raise.
+
+        Raises:
+            ConfigurationError: Under strict.
+        """
+        if self.settings.strict:
+            raise ConfigurationError(message)
+        self.warn_once(cause, message)
+
+    def acquire(self, client: Any) -> Address:
+        """Return an address for a command."""
+        minutes = client.topology_description.logical_session_timeout_minutes
+        return self.pool.acquire(minutes * 30.0 if minutes else LONGEST_IDLE)
+
+    def discard(self, address: Address) -> None:
+        """Throw an address away, and say so when there are many: each is a session the server keeps for 30 minutes."""
+        self.pool.discard(address)
+        if self.pool.discarded % 1_000 == 0:
+            logger.warning("%d sessions were thrown away after writes of unknown outcome", self.pool.discarded)
+
+
+def guard_of(client: Any) -> Guard:
+    """Return the guard of a guarded client."""
+    return client._saferetry_guard  # type: ignore[no-any-return]
+
+
+def install_guard(client: Any, settings: Settings) -> None:
+    """Put a guard on a client.
+
+    Raises:
+        ConfigurationError: The client's socket timeout is too short, or ``max_time_ms`` is not below it (strict).
+    """
+    seconds = client.options.pool_options.socket_timeout
+    socket_timeout_ms = round(seconds * 1000) if seconds else None
+    if socket_timeout_ms is not None and socket_timeout_ms < SHORTEST_SOCKET_TIMEOUT_MS and not settings.disabled:
+        raise ConfigurationError(
+            f"socketTimeoutMS is {socket_timeout_ms}: give {SHORTEST_SOCKET_TIMEOUT_MS} or more, since a limit for the "
+            "server must fit below it"
+        )
+    limits = Limits.of(socket_timeout_ms, settings.max_time_ms, settings.cursor_max_time_ms)
+    guard = Guard(settings, limits, random.Random(settings.seed))  # noqa: S311 - jitter, no secret
+    if settings.max_time_ms is not None and is_too_long(limits, settings.max_time_ms) and not settings.disabled:
+        guard.complain(
+            "max_time_ms",
+            f"max_time_ms {settings.max_time_ms} is not below socketTimeoutMS {socket_timeout_ms}: {limits.inside_ms} is "
+            "used; give a lower max_time_ms or a higher socketTimeoutMS",
+        )
+    client._saferetry_guard = guard
+
+
+# cancelling
+
+CANCEL_SECONDS = 1
+
+
+def cancel(client: Any, address: Address) -> None:
+    """Stop what runs or waits on the server under an address of ours; failures are logged."""
+    Context().run(_cancel, client, address)
+
+
+def _cancel(client: Any, address: Address) -> None:
+    try:
+        with pymongo.timeout(CANCEL_SECONDS):
+            Database(client, "admin").command("killSessions", [address.session_id])
+    except Exception as exc:  # noqa: BLE001 - cancelling is a service on top: the write's own error must leave
+        _log_uncancelled(exc)
+
+
+async def cancel_async(client: Any, address: Address) -> None:
+    """Stop what runs or waits on the server under an address of ours; failures are logged."""
+    try:
+        with pymongo.timeout(CANCEL_SECONDS):
+            await AsyncDatabase(client, "admin").command("killSessions", [address.session_id])
+    except Exception as exc:  # noqa: BLE001 - cancelling is a service on top: the write's own error must leave
+        _log_uncancelled(exc)
+
+
+def _log_uncancelled(exc: Exception) -> None:
+    logger.info("a write of unknown outcome could not be stopped on the server: %s", type(exc).__name__)
