@@ -20,7 +20,7 @@ from saferetry._outcomes import SUCCESS, Facts, Outcome, Reading, Signal, WriteV
 from saferetry._parts import Inserted, Part, Plan, merge
 from saferetry._policy import Decision, FullJitter, decide, enough_time
 from saferetry._record import Record, is_repeatable
-from saferetry._seam import KEEPS_WRITE_ERRORS, DriverCall, Guard, driver_call
+from saferetry._seam import KEEPS_WRITE_ERRORS, DriverCall, Guard, csot_remaining, driver_call
 from saferetry.errors import RetryRefusedError
 
 logger = logging.getLogger("saferetry")
@@ -126,6 +126,11 @@ class WriteCall:
         if terms.foreign:
             record.note_effect(f"{method} on {target.namespace} was made with a session of the user's")
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it was made with a session of the user's."""
+        return self.terms.foreign
+
     def view(self) -> WriteView:
         """Return what the user may see of it."""
         if self._last_view is not None:
@@ -164,7 +169,7 @@ class WriteCall:
     def _stop(self, state: RetryCallState) -> bool:
         if state.attempt_number >= self.target.guard.settings.max_attempts:
             self._decision = "attempts"
-        elif not enough_time(self.record.remaining(), state.upcoming_sleep, self.record.longest_call):
+        elif not enough_time(min(self.record.remaining(), csot_remaining()), state.upcoming_sleep, self.record.longest_call):
             self._decision = "budget"
         return self._decision != "final"
 
@@ -198,7 +203,7 @@ class WriteCall:
             command.address = guard.acquire(client)
         return DriverCall(
             client,
-            must_be_numbered=guard.settings.strict and self.terms.addressable and not self.repeatable,
+            wants_number=not command.part.multi and not self.repeatable,
             address=command.address,
             statement_id=command.statement_id,
         )

@@ -19,7 +19,7 @@ from saferetry._budget import Budget
 from saferetry._identity import RecordKey
 from saferetry._outcomes import WriteView
 from saferetry._policy import FullJitter, enough_time
-from saferetry._record import Record
+from saferetry._record import Record, current_record
 from saferetry._seam import guard_of
 from saferetry._settings import Settings
 from saferetry.errors import (
@@ -390,6 +390,7 @@ def _key_of(key: KeyOf | None, argument: Any) -> RecordKey | None:
 
 def _budget_of(rules: _Rules, settings: Settings, argument: Any) -> Budget:
     given = rules.budget(argument) if callable(rules.budget) else rules.budget
-    if isinstance(given, Budget):
-        return given
-    return Budget(settings.budget_ms / 1000 if given is None else given)
+    if not isinstance(given, Budget):
+        given = Budget(settings.budget_ms / 1000 if given is None else given)
+    outer = current_record()
+    return given if outer is None else given.within(outer.budget)

@@ -26,6 +26,7 @@ from saferetry._parts import (
     are_documents,
     are_requests,
     cut_bulk,
+    has_multi,
     insert_many_result,
     inserted_by_requests,
     plain_requests,
@@ -148,7 +149,7 @@ class Method:
             return None if foreign else ReadCall(record, client, guard, invoke)
         target = Target(owner, client, guard, _namespace_of(owner))
         terms = Terms(self.kind not in _UNNUMBERED, _is_acknowledged(owner, bound.arguments), foreign)
-        self._check(target, terms)
+        self._check(target, terms, bound.arguments)
         return self._call(record, target, bound, terms)
 
     def _reads(self, arguments: Mapping[str, Any]) -> bool:
@@ -161,7 +162,7 @@ class Method:
             return name in READ_COMMANDS and not writes(pipeline)
         return self.kind is Kind.READ
 
-    def _check(self, target: Target, terms: Terms) -> None:
+    def _check(self, target: Target, terms: Terms, arguments: Mapping[str, Any]) -> None:
         if self.kind is Kind.REFUSED:
             raise ConfigurationError(
                 "MongoClient.bulk_write cannot be protected in a record: use the collections' bulk_write, or call it outside"
@@ -171,22 +172,25 @@ class Method:
                 f"{self.name} on a client with auto_encryption_opts is not supported inside a record: "
                 "encrypt explicitly (ClientEncryption), or write outside the record"
             )
-        if terms.addressable and terms.acknowledged and not terms.foreign:
-            return
-        reason = (
-            "write concern 0 asks nobody whether it was applied"
-            if not terms.acknowledged
-            else "it runs on a session of yours"
-            if terms.foreign
-            else "the server does not number it"
-        )
-        if target.guard.settings.strict and not is_repeatable():
+        reason = self._why_unprotected(terms, arguments)
+        if reason and target.guard.settings.strict and not is_repeatable():
             raise UnprotectedWriteError(
                 f"{self.name} on {target.namespace} cannot be protected ({reason}), which strict refuses; "
                 "wrap it in repeatable() if running it twice is right"
             )
         if not terms.acknowledged:
             target.guard.warn_once("w:0", f"{self.name} on {target.namespace} is sent once and never again: {reason}")
+
+    def _why_unprotected(self, terms: Terms, arguments: Mapping[str, Any]) -> str:
+        if not terms.acknowledged:
+            return "write concern 0 asks nobody whether it was applied"
+        if terms.foreign:
+            return "it runs on a session of yours"
+        if not terms.addressable:
+            return "the server does not number it"
+        if self.kind is Kind.BULK and has_multi(arguments["requests"]):
+            return "the server does not number its members that change many documents"
+        return ""
 
     def _call(self, record: Record, target: Target, bound: inspect.BoundArguments, terms: Terms) -> WriteCall:
         for name, value in bound.arguments.items():

@@ -15,7 +15,7 @@ from bson.errors import InvalidDocument
 from bson.objectid import ObjectId
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import BulkWriteError
-from pymongo.operations import InsertOne
+from pymongo.operations import DeleteMany, InsertOne, UpdateMany
 from pymongo.results import BulkWriteResult, InsertManyResult
 
 from saferetry._identity import encoded_size
@@ -141,6 +141,11 @@ def inserted_by_requests(requests: Any) -> Inserted:
 def are_requests(requests: Any) -> bool:
     """Whether the driver would take these as a bulk's requests."""
     return isinstance(requests, list) and bool(requests) and all(isinstance(item, REQUEST_TYPES) for item in requests)
+
+
+def has_multi(requests: Any) -> bool:
+    """Whether some request of a bulk may change many documents."""
+    return isinstance(requests, list) and any(isinstance(request, (UpdateMany, DeleteMany)) for request in requests)
 
 
 def are_documents(documents: Any) -> bool:

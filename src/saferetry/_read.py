@@ -12,7 +12,7 @@ from tenacity import RetryCallState, retry_if_exception
 from saferetry._outcomes import read
 from saferetry._policy import FullJitter, enough_time, is_passing
 from saferetry._record import Record
-from saferetry._seam import DriverCall, Guard, driver_call
+from saferetry._seam import DriverCall, Guard, csot_remaining, driver_call
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ReadCall:
         }
 
     def _must_stop(self, state: RetryCallState) -> bool:
-        fits = enough_time(self.record.remaining(), state.upcoming_sleep, self.record.longest_call)
+        fits = enough_time(min(self.record.remaining(), csot_remaining()), state.upcoming_sleep, self.record.longest_call)
         return state.attempt_number >= self.guard.settings.max_attempts or not fits
 
     @contextmanager

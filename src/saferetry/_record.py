@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,10 @@ class Write(Protocol):
     """Say what a record keeps of one write call."""
 
     repeatable: bool
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it was made with a session of the user's, whose transaction decides."""
 
     def view(self) -> WriteView:
         """Return what the user may see of it."""
@@ -113,8 +118,8 @@ class Record:
 
     def unsettled(self) -> tuple[WriteView, ...]:
         """Return the writes that may or may not have been applied."""
-        views = ((write, write.view()) for write in self._writes)
-        return tuple(view for write, view in views if view.outcome is Outcome.UNKNOWN and not write.repeatable)
+        ours = (write.view() for write in self._writes if not (write.repeatable or write.is_foreign))
+        return tuple(view for view in ours if view.outcome is Outcome.UNKNOWN)
 
     def enter(self) -> Record:
         """Make this record the current one."""
@@ -138,14 +143,23 @@ class Record:
         OPEN_RECORDS.remove(self._thread, self)
         if self._outer is not None and (effect := self.effect()):
             self._outer.note_effect(f"in an inner record, {effect}")
-        if SCOPE.get() is not self:
+        current = SCOPE.get()
+        if isinstance(current, Record) and self in current.lineage():
+            SCOPE.set(self._outer)
+        if current is not self:
             raise ConfigurationError(
                 f"record {self.label()} ends where it is not the current one: it was entered in another task, thread or "
                 "generator, or a record inside it was not closed; use 'with record(...)' around the work itself"
             ) from exc
-        SCOPE.set(self._outer)
         if exc is None and (open_writes := self.unsettled()):
             self._report(open_writes)
+
+    def lineage(self) -> Iterator[Record]:
+        """Yield this record and those around it."""
+        record: Record | None = self
+        while record is not None:
+            yield record
+            record = record._outer
 
     def _report(self, open_writes: tuple[WriteView, ...]) -> None:
         first = open_writes[0]
@@ -171,6 +185,12 @@ class OpenRecords:
     """
 
     def __init__(self) -> None:
+        self.start_anew()
+        if hasattr(os, "register_at_fork"):  # a child has none of the other threads, and may have got a locked lock
+            os.register_at_fork(after_in_child=self.start_anew)
+
+    def start_anew(self) -> None:
+        """Know of no record."""
         self._lock = threading.Lock()
         self._records: dict[int, set[Record]] = {}
 

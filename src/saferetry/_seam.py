@@ -7,7 +7,7 @@ Read and run with PyMongo 4.9.2, 4.13.2, 4.15.5, 4.16.0, 4.17.0, 4.18.0, 4.19.0 
 - ``ClientSession._apply_to``: called for every command sent on a session, the driver's own resends included; the
   command gets its limit, its tag and its statement id there, and the send is counted.
 - ``_Bulk`` and the requests' ``_add_to_bulk``: the driver's own validation and statements of a bulk, before it is cut.
-- ``_csot.get_timeout``: whether ``timeoutMS`` or ``pymongo.timeout`` is in force.
+- ``_csot.get_timeout`` and ``remaining``: whether ``timeoutMS`` or ``pymongo.timeout`` is in force, and what is left of it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import math
 import random
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -78,8 +79,7 @@ def check_driver() -> None:
         if "ops" not in bulk.__init__.__code__.co_names:
             missing.append(f"{bulk.__name__}.ops")
     missing += [f"{request.__name__}._add_to_bulk" for request in REQUEST_TYPES if not hasattr(request, "_add_to_bulk")]
-    if not callable(getattr(_csot, "get_timeout", None)):
-        missing.append("_csot.get_timeout")
+    missing += [f"_csot.{name}" for name in ("get_timeout", "remaining") if not callable(getattr(_csot, name, None))]
     if missing:
         raise DriverMismatchError(
             f"PyMongo {pymongo.version} lacks what saferetry builds on: {', '.join(missing)}; nothing was sent. "
@@ -97,6 +97,12 @@ def _lacks(owner: type[Any], name: str, parameters: list[str]) -> list[str]:
 def csot_is_on() -> bool:
     """Whether ``timeoutMS`` or ``pymongo.timeout`` limits the current operation (0, "no limit", included)."""
     return _csot.get_timeout() is not None
+
+
+def csot_remaining() -> float:
+    """Return the seconds left of ``pymongo.timeout``; infinite where none is in force."""
+    remaining = _csot.remaining()
+    return math.inf if remaining is None else remaining
 
 
 def bound_session(client: Any) -> Any:
@@ -158,7 +164,7 @@ class DriverCall:
 
     client: Any
     is_write: bool = True
-    must_be_numbered: bool = False  # strict: refuse to send it without a transaction number
+    wants_number: bool = False  # without a transaction number it is not protected
     address: Address | None = None
     statement_id: int = 0
     lent: bool = False
@@ -276,11 +282,8 @@ def _dress(session: Any, command: MutableMapping[str, Any], is_retryable: bool, 
     if not is_write:
         return
     if call is not None and announced:
-        if call.must_be_numbered and not is_retryable:
-            raise UnprotectedWriteError(
-                f"{name} would be sent without a transaction number (a standalone server, or retryWrites=false) and could "
-                "not be protected, which strict refuses: run a replica set (mongod --replSet rs0, then rs.initiate())"
-            )
+        if call.wants_number and not is_retryable:
+            guard.note_unnumbered(name)
         call.sends += 1
         call.numbered = call.numbered and is_retryable
         call.mongos = conn.is_mongos
@@ -348,6 +351,20 @@ class Guard:
         if self.settings.strict:
             raise ConfigurationError(message)
         self.warn_once(cause, message)
+
+    def note_unnumbered(self, command_name: str) -> None:
+        """Warn once that a write is about to be sent without a transaction number; under strict raise.
+
+        Raises:
+            UnprotectedWriteError: Under strict; nothing was sent.
+        """
+        message = (
+            f"{command_name} is sent without a transaction number (a standalone server, or retryWrites=false), so that a lost "
+            "reply leaves it unknown: run a replica set, which may have one node (mongod --replSet rs0, then rs.initiate())"
+        )
+        if self.settings.strict:
+            raise UnprotectedWriteError(f"{message}; strict refuses it")
+        self.warn_once("unnumbered", message)
 
     def acquire(self, client: Any) -> Address:
         """Return an address for a command."""

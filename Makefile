@@ -1,0 +1,90 @@
+# What a newcomer runs. Needs Python 3.11 to 3.13 and make; everything else is installed into $(VENV).
+#   make demo          the danger and the cure, side by side, on a real mongod
+#   make test          everything that CI runs: lint, types, layers, packages, tests, documentation
+#   make test-servers  the tests on other servers: MONGODS=dir with bin/mongod-VERSION and lib/
+PYTHON ?= python3
+VENV ?= .venv
+OUT ?= .out
+PYTEST_ARGS ?=
+LAB_ARGS ?=
+MONGODS ?=
+VERSIONS ?= 4.4.2 5.0.4
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format packages pytest docs docs-check test-servers clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+# Stamps: a step runs again only when what it depends on has changed.
+$(VENV)/.pip:
+	$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit(f"Python 3.11 to 3.13 is needed, not {sys.version}: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) --upgrade pip
+	touch $@
+
+$(VENV)/.lab: pyproject.toml $(VENV)/.pip
+	$(PIP_INSTALL) --editable '.[lab]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.pip
+	$(PIP_INSTALL) --editable '.[kafka,lab]' --group dev
+	touch $@ $(VENV)/.lab
+
+demo: $(VENV)/.lab
+	$(BIN)/saferetry lab $(LAB_ARGS)
+
+# pytest comes last, so that its closing line is the last thing seen.
+test: lint packages
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+pytest: $(VENV)/.dev
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The sdist and the wheel, each installed into an empty venv and imported away from the sources.
+packages: $(VENV)/.dev
+	rm -rf $(OUT)
+	$(BIN)/python -m build --quiet --outdir $(OUT)/dist .
+	for archive in $(OUT)/dist/*.tar.gz $(OUT)/dist/*.whl; do \
+		rm -rf $(OUT)/venv \
+		&& $(BIN)/python -m venv $(OUT)/venv \
+		&& $(OUT)/venv/bin/python -m pip install --quiet --disable-pip-version-check "$$archive" \
+		&& $(OUT)/venv/bin/python -I -c 'import importlib.resources as r, saferetry; assert r.files("saferetry").joinpath("py.typed").is_file(); print("imported", saferetry.__file__)' \
+		|| exit 1; \
+	done
+	rm -rf $(OUT)/venv
+
+# The examples of README.md and docs/, executed on a real mongod; links; the table of settings against the code.
+docs-check: $(VENV)/.dev
+	$(BIN)/pytest tests/test_docs.py tests/test_package.py $(PYTEST_ARGS)
+
+# Writes the table of settings anew from the code.
+docs: $(VENV)/.dev
+	UPDATE_DOCS=1 $(BIN)/pytest tests/test_docs.py -k settings_table
+
+test-servers: $(VENV)/.dev
+	@test -n "$(MONGODS)" || { echo 'usage: make test-servers MONGODS=dir [VERSIONS="4.4.2 5.0.4"]; dir holds bin/mongod-VERSION and, where needed, lib/'; exit 2; }
+	for version in $(VERSIONS); do \
+		echo "mongod $$version" \
+		&& mkdir -p $(OUT)/mongod-$$version \
+		&& ln -sf "$(abspath $(MONGODS))/bin/mongod-$$version" $(OUT)/mongod-$$version/mongod \
+		&& PATH="$(abspath $(OUT))/mongod-$$version:$$PATH" LD_LIBRARY_PATH="$(abspath $(MONGODS))/lib" $(BIN)/pytest $(PYTEST_ARGS) \
+		|| exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) $(OUT) dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
