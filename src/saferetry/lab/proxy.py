@@ -1,0 +1,338 @@
+"""A TCP proxy before a mongod that loses replies, cuts messages and falls silent on demand."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self, get_args
+
+from saferetry.lab._frames import Frame, read_frame
+
+Mode = Literal["close", "drop_reply", "cut", "cut_reply", "delay", "delay_reply", "refuse_hello", "silent"]
+
+_NO_ANSWER: frozenset[Mode] = frozenset({"refuse_hello", "silent"})
+
+
+@dataclass(slots=True)
+class _Fault:
+    """What is armed; `seen` is only touched under the proxy's lock."""
+
+    mode: Mode
+    needle: bytes | None
+    command: str | None
+    times: int
+    skip: int
+    every: int
+    delay: float
+    on_hit: Callable[[], object] | None
+    seen: int = 0
+    struck: int = 0
+
+    def strike(self, frame: Frame) -> bool:
+        """Count a frame that matches and tell whether the fault applies to it."""
+        if self.mode in _NO_ANSWER or self.struck >= self.times or frame.is_handshake:
+            return False
+        if self.command is not None and frame.command != self.command:
+            return False
+        if self.needle is not None and self.needle not in frame.data:
+            return False
+        self.seen += 1
+        if self.seen <= self.skip or (self.seen - self.skip) % self.every:
+            return False
+        self.struck += 1
+        return True
+
+
+class Proxy:
+    """A proxy on 127.0.0.1 that applies one fault to the first commands that match it.
+
+    Modes, each applied to `times` matching commands (all matching ones are counted, only client commands can match,
+    and a hello never does):
+
+    - "close": the command is executed, its reply is thrown away, both connections are closed: a lost reply.
+    - "drop_reply": the same, but the connection stays open, so that the client's socket timeout strikes.
+    - "cut": the server gets the first half of the command, then both connections are closed: never executed.
+    - "cut_reply": executed, the client gets the first half of the reply, then both connections are closed.
+    - "delay": the command reaches the server `delay` seconds late, even if the client has left meanwhile.
+    - "delay_reply": the reply reaches the client `delay` seconds late.
+
+    Two modes apply to everything until `recover()`:
+
+    - "refuse_hello": TCP connections are accepted, no hello is answered; other commands on old connections are.
+    - "silent": TCP connections are accepted, nothing is answered, and nothing reaches the server.
+
+    A lost reply must be lost twice (`times=2`), or the driver's own resend hides it. Connections that compress are
+    forwarded but not understood. Thread-safe.
+
+    Example:
+        with Proxy(mongod.port, command="insert", times=2) as proxy:
+            client = MongoClient(proxy.uri())
+    """
+
+    def __init__(
+        self,
+        target_port: int,
+        needle: bytes | None = None,
+        mode: Mode = "close",
+        times: int = 0,
+        *,
+        command: str | None = None,
+        skip: int = 0,
+        every: int = 1,
+        delay: float = 0.0,
+        on_hit: Callable[[], object] | None = None,
+    ) -> None:
+        """Describe the proxy of the mongod at 127.0.0.1:`target_port`; it listens after `start()` or on entering it.
+
+        The other arguments are those of `arm`; with `times=0` nothing but the modes without an answer is armed.
+        """
+        self._target_port = target_port
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._links: set[_Link] = set()
+        self._listener: socket.socket | None = None
+        self._acceptor: threading.Thread | None = None
+        self._hits = 0
+        self._fault: _Fault | None = None
+        self.arm(needle, mode, times, command=command, skip=skip, every=every, delay=delay, on_hit=on_hit)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on (127.0.0.1)."""
+        if self._listener is None:
+            raise RuntimeError("the proxy was not started")
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    @property
+    def hits(self) -> int:
+        """Faults that really took place since the last `arm`.
+
+        A reply thrown away or cut counts only if it said ok: 1, so `hits == 2` says that two executed commands went
+        unanswered.
+        """
+        with self._lock:
+            return self._hits
+
+    def uri(self, **options: object) -> str:
+        """Return the connection string of a direct connection through the proxy.
+
+        Args:
+            options: more URI options, e.g. `socketTimeoutMS=500`; booleans may be given as such.
+        """
+        settings = {"directConnection": True, **options}
+        query = "&".join(
+            f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in settings.items()
+        )
+        return f"mongodb://127.0.0.1:{self.port}/?{query}"
+
+    def start(self) -> Self:
+        """Listen on a free port."""
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self._acceptor = threading.Thread(target=self._accept, args=(self._listener,), name=f"proxy-{self.port}", daemon=True)
+        self._acceptor.start()
+        return self
+
+    def arm(
+        self,
+        needle: bytes | None = None,
+        mode: Mode = "close",
+        times: int = 1,
+        *,
+        command: str | None = None,
+        skip: int = 0,
+        every: int = 1,
+        delay: float = 0.0,
+        on_hit: Callable[[], object] | None = None,
+    ) -> None:
+        """Replace the fault and set `hits` to 0.
+
+        Args:
+            needle: bytes that must stand somewhere in the command's frame (names, values, BSON).
+            mode: see the class.
+            times: how many matching commands it is applied to.
+            command: the command's name, e.g. "insert": exactly the first key of its document. With `needle` both must
+                match; with neither every command does.
+            skip: matching commands that pass before the first one that does not.
+            every: after those, only each n-th matching command is hit.
+            delay: seconds, for "delay" and "delay_reply".
+            on_hit: called in a thread of the proxy when the fault takes place (the reply has come in, say) and before
+                the client hears of it on this connection: to kill and restart the server in between.
+
+        Raises:
+            ValueError: an unknown mode.
+        """
+        if mode not in get_args(Mode):
+            raise ValueError(f"unknown mode {mode!r}, one of {', '.join(get_args(Mode))}")
+        with self._lock:
+            self._hits = 0
+            self._fault = _Fault(mode, needle, command, times, skip, every, delay, on_hit)
+
+    def recover(self) -> None:
+        """Forward everything again; connections that swallowed something are closed."""
+        with self._lock:
+            self._fault = None
+            swallowed = [link for link in self._links if link.swallowed]
+        for link in swallowed:
+            link.shut()
+
+    def disconnect(self) -> None:
+        """Close all connections there are now; new ones are accepted."""
+        with self._lock:
+            links = list(self._links)
+        for link in links:
+            link.shut()
+
+    def close(self) -> None:
+        """Close everything and wait for the proxy's threads (at most 5 seconds each). May be called again."""
+        if self._listener is None or self._closing.is_set():
+            return
+        self._closing.set()
+        with contextlib.suppress(OSError):  # wakes accept() on every platform
+            socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()
+        if self._acceptor is not None:
+            self._acceptor.join(5.0)
+        self._listener.close()
+        self.disconnect()
+        with self._lock:
+            links = list(self._links)
+        for link in links:
+            link.thread.join(5.0)
+
+    # What a link asks its proxy.
+
+    def _fault_for(self, frame: Frame) -> _Fault | None:
+        with self._lock:
+            fault = self._fault
+            return fault if fault is not None and fault.strike(frame) else None
+
+    def _swallows(self, request: Frame | None) -> bool:
+        """Tell whether this request (None: any reply) vanishes at present."""
+        with self._lock:
+            mode = self._fault.mode if self._fault else None
+        return mode == "silent" or (mode == "refuse_hello" and request is not None and request.is_handshake)
+
+    def _took_place(self, fault: _Fault) -> None:
+        with self._lock:
+            if fault is self._fault:
+                self._hits += 1
+        if fault.on_hit is not None:
+            fault.on_hit()
+
+    def _pause(self, seconds: float) -> None:
+        self._closing.wait(seconds)
+
+    def _forget(self, link: _Link) -> None:
+        with self._lock:
+            self._links.discard(link)
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            client, _ = listener.accept()
+            if self._closing.is_set():
+                client.close()
+                return
+            link = _Link(self, client, self._target_port)
+            with self._lock:
+                self._links.add(link)
+            link.thread.start()
+
+
+class _Link:
+    """One connection of a client and the one to the server that belongs to it."""
+
+    def __init__(self, proxy: Proxy, client: socket.socket, target_port: int) -> None:
+        self.swallowed = False
+        self.thread = threading.Thread(target=self._run, name="proxy-link", daemon=True)
+        self._proxy = proxy
+        self._client = client
+        self._server = socket.socket()
+        self._target_port = target_port
+        self._awaited: dict[int, _Fault] = {}  # by request id; one thread adds before the other can see the reply
+
+    def shut(self) -> None:
+        """Make both threads of this link end; safe from any thread and more than once."""
+        for side in (self._client, self._server):
+            with contextlib.suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
+
+    def _run(self) -> None:
+        try:
+            with self._client, self._server:
+                for side in (self._client, self._server):
+                    side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                try:
+                    self._server.connect(("127.0.0.1", self._target_port))
+                except OSError:
+                    return  # the server is down: the client sees its connection closed
+                replies = threading.Thread(target=self._forward_replies, name="proxy-replies", daemon=True)
+                replies.start()
+                try:
+                    self._forward_requests()
+                finally:
+                    replies.join()
+        finally:
+            self._proxy._forget(self)
+
+    def _forward_requests(self) -> None:
+        with contextlib.suppress(OSError):
+            while frame := read_frame(self._client):
+                if self._proxy._swallows(frame):
+                    self.swallowed = True
+                    continue
+                fault = self._proxy._fault_for(frame)
+                if fault is None:
+                    self._server.sendall(frame.data)
+                elif fault.mode == "cut":
+                    self._server.sendall(frame.data[: len(frame.data) // 2])
+                    self._proxy._took_place(fault)
+                    self.shut()
+                    return
+                elif fault.mode == "delay":
+                    self._proxy._took_place(fault)
+                    self._proxy._pause(fault.delay)
+                    self._server.sendall(frame.data)
+                else:
+                    self._awaited[frame.request_id] = fault
+                    self._server.sendall(frame.data)
+        # Only our sending half: closing both at once could throw away a request the server has not read yet.
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_WR)
+
+    def _forward_replies(self) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                while frame := read_frame(self._server):
+                    if self._proxy._swallows(None):
+                        self.swallowed = True
+                    elif not self._deliver(frame):
+                        return
+        finally:
+            self.shut()
+
+    def _deliver(self, frame: Frame) -> bool:
+        """Deliver a reply, or what the fault leaves of it; tell whether the link goes on."""
+        fault = self._awaited.pop(frame.response_to, None)
+        if fault is None:
+            self._client.sendall(frame.data)
+            return True
+        if frame.says_ok:
+            self._proxy._took_place(fault)
+        if fault.mode == "delay_reply":
+            self._proxy._pause(fault.delay)
+            self._client.sendall(frame.data)
+        elif fault.mode == "cut_reply":
+            self._client.sendall(frame.data[: len(frame.data) // 2])
+        return fault.mode in ("drop_reply", "delay_reply")

@@ -1,0 +1,157 @@
+"""The stage of one run: a database and an appName of its own, and everything that is measured."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from pymongo import MongoClient
+from pymongo.collection import Collection
+
+from saferetry.lab.commands import CommandLog
+from saferetry.lab.consuming import Ending, Message, Write
+from saferetry.lab.mongod import Mongod
+from saferetry.lab.operations import PeakCopies, wait_until_idle
+from saferetry.lab.proxy import Proxy
+
+COLLECTION = "records"
+
+
+class FaultMissingError(RuntimeError):
+    """A fault that a scenario is about did not take place, so its numbers say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The numbers of one run; all of them measured, except `expected`.
+
+    Attributes:
+        executions: times the handler was executed.
+        sends: command_started events of the write command.
+        peak_copies: distinct writes the server's engine ran at a time, at most.
+        effects: see the scenario; read when the server ran nothing of this run any more.
+        expected: what `effects` should be.
+        seconds: until the consumer went on to its next message.
+        seen: what the consumer saw in the end.
+    """
+
+    executions: int
+    sends: int
+    peak_copies: int
+    effects: int
+    expected: int
+    seconds: float
+    seen: str
+
+    def as_json(self) -> dict[str, int | float]:
+        """Return the numbers as they stand in the file of `--json`."""
+        return {
+            "executions": self.executions,
+            "sends": self.sends,
+            "peak_copies": self.peak_copies,
+            "effects": self.effects,
+            "expected": self.expected,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+class Stage:
+    """Where one scenario plays once, in one way of consuming.
+
+    Attributes:
+        admin: a plain client that no fault hits.
+        records: the collection the handler writes to, seen through `admin`.
+        log: of the commands the consumer's client sent.
+        ending: how the handling ended, once `consume` has returned.
+    """
+
+    def __init__(self, mongod: Mongod, admin: MongoClient[dict[str, Any]], consume: Callable[[Message], Ending]) -> None:
+        self.admin = admin
+        self.log = CommandLog()
+        self._mongod = mongod
+        self._consume = consume
+        self._ending: Ending | None = None
+        self._app_name = f"lab_{uuid.uuid4().hex[:12]}"
+        self._watch = PeakCopies(admin, self._app_name)
+        self.records: Collection[dict[str, Any]] = admin[self._app_name][COLLECTION]
+
+    @property
+    def ending(self) -> Ending:
+        """How the handling ended.
+
+        Raises:
+            RuntimeError: nothing was consumed yet.
+        """
+        if self._ending is None:
+            raise RuntimeError("nothing was consumed yet")
+        return self._ending
+
+    @property
+    def port(self) -> int:
+        """The server's port."""
+        return self._mongod.port
+
+    @property
+    def namespace(self) -> str:
+        """The "database.collection" the handler writes to."""
+        return self.records.full_name
+
+    @property
+    def peak_copies(self) -> int:
+        """Distinct writes of the consumer that were in the engine at a time, at most, so far."""
+        return self._watch.peak
+
+    def consume(
+        self, write: Write, *, proxy: Proxy | None = None, socket_timeout: float | None = None, budget: float = 30.0
+    ) -> None:
+        """Let the consumer handle one message whose handler calls `write`, and return when it has ended.
+
+        Args:
+            write: the handler's body.
+            proxy: to connect through.
+            socket_timeout: the client's, in seconds; None for the driver's default, which is to wait for ever.
+            budget: seconds after which the consumer, if it minds, gives up.
+        """
+        options: dict[str, Any] = {"appName": self._app_name}
+        if socket_timeout is not None:
+            options["socketTimeoutMS"] = round(socket_timeout * 1000)
+        uri = proxy.uri() if proxy else self._mongod.uri
+        database = self.records.database.name
+        message = Message(uri, options, database, self.records.name, write, self.log, budget)
+        with self._watch:
+            self._ending = self._consume(message)
+
+    @contextmanager
+    def held_until_seen(self, hold: AbstractContextManager[Callable[[], None]]) -> Iterator[None]:
+        """Keep `hold` on until the first copy was seen in the engine, so that it can be counted.
+
+        Args:
+            hold: `hold_inserts` or `hold_updates` on this stage's namespace.
+        """
+        left = threading.Event()
+
+        def release_when_seen(release: Callable[[], None]) -> None:
+            while not self.peak_copies and not left.wait(0.005):
+                pass
+            release()
+
+        with hold as release:
+            thread = threading.Thread(target=release_when_seen, args=(release,), name="held-until-seen")
+            thread.start()
+            try:
+                yield
+            finally:
+                left.set()
+                thread.join()
+
+    def settle(self) -> None:
+        """Wait until the server runs nothing of the consumer's any more (at most 30 seconds)."""
+        wait_until_idle(self.admin, self._app_name)
+
+    def clear(self) -> None:
+        """Drop the stage's database."""
+        self.admin.drop_database(self.records.database.name)
