@@ -143,7 +143,7 @@ class Method:
         record = _current(guard, self.name, is_read=is_read)
         if record is None:
             return None
-        foreign = bound.arguments.get("session") is not None or bound_session(client) is not None
+        foreign = _session_of(client, bound.arguments) is not None
         if is_read:
             invoke = functools.partial(self.original, owner, *args, **kwargs)
             return None if foreign else ReadCall(record, client, guard, invoke)
@@ -304,6 +304,14 @@ def _client_of(owner: Any) -> Any:
     if isinstance(owner, (Collection, AsyncCollection)):
         return owner.database.client
     return owner.client if isinstance(owner, (Database, AsyncDatabase)) else owner
+
+
+def _session_of(client: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return the session that the user gave (some methods take it among ``**kwargs``) or bound, or None."""
+    given = arguments.get("session")
+    if given is None:
+        given = arguments.get("kwargs", {}).get("session")
+    return given if given is not None else bound_session(client)
 
 
 def _namespace_of(owner: Any) -> str:
