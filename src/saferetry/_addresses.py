@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bson.binary import UUID_SUBTYPE, Binary
@@ -28,15 +28,15 @@ class Address:
 
     session_id: Mapping[str, Any]
     number: Int64
+    process: int = field(default_factory=os.getpid)  # two processes must never share a session
 
 
 class AddressPool:
-    """Hand out addresses; thread-safe, and empty after a fork (two processes must never share one)."""
+    """Hand out addresses; thread-safe, and empty after a fork."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._idle: deque[tuple[float, Address]] = deque(maxlen=MOST_IDLE)
-        self._process = os.getpid()
         self.discarded = 0
 
     def acquire(self, longest_idle: float = LONGEST_IDLE) -> Address:
@@ -45,21 +45,19 @@ class AddressPool:
         Args:
             longest_idle: Seconds after which the server may have forgotten a session that nobody uses.
         """
-        if self._process != os.getpid():
-            self._idle = deque(maxlen=MOST_IDLE)
-            self._process = os.getpid()
         try:
             released, address = self._idle.pop()
         except IndexError:
             return Address({"id": Binary(uuid.uuid4().bytes, UUID_SUBTYPE)}, Int64(1))
-        if self._clock() - released > longest_idle:  # the newest is on the right: all others are older still
+        # The newest is on the right: where that one will not do, the others will not either.
+        if self._clock() - released > longest_idle or address.process != os.getpid():
             self._idle.clear()
             return self.acquire(longest_idle)
         return Address(address.session_id, Int64(address.number + 1))
 
     def release(self, address: Address) -> None:
         """Take back the address of a settled command."""
-        if self._process == os.getpid():
+        if address.process == os.getpid():
             self._idle.append((self._clock(), address))
 
     def discard(self, address: Address) -> None:

@@ -27,8 +27,10 @@ class Budget:
     __slots__ = ("_clock", "_deadline")
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
-            raise ConfigurationError(f"budget is {seconds!r}: give seconds, a finite number above 0")
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+            raise ConfigurationError(f"budget is a {type(seconds).__name__}: give seconds, a finite number above 0")
+        if not 0 < seconds < math.inf:
+            raise ConfigurationError(f"budget is {seconds}: give seconds, a finite number above 0")
         self._clock = clock
         self._deadline = clock() + seconds
 

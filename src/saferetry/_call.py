@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from tenacity import RetryCallState, retry_if_exception
 
 from saferetry._addresses import Address
 from saferetry._outcomes import SUCCESS, Facts, Outcome, Reading, Signal, WriteView, read, settle
-from saferetry._parts import Inserted, Part, Plan, merge
+from saferetry._parts import Part, Plan, merge
 from saferetry._policy import Decision, FullJitter, decide, enough_time
 from saferetry._record import Record, is_repeatable
 from saferetry._seam import KEEPS_WRITE_ERRORS, DriverCall, Guard, csot_remaining, driver_call
@@ -75,11 +75,42 @@ class Terms:
     foreign: bool = False
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Say which command of the call's plan a command is, or is a piece of.
+
+    Attributes:
+        place: The command's place in the plan.
+        statements: Which of its statements; None: all.
+    """
+
+    place: int
+    statements: Sequence[int] | None = None
+
+    def part_of(self, parts: Sequence[Part]) -> Part:
+        """Return the same command of an equal plan."""
+        part = parts[self.place]
+        return part if self.statements is None else part.only(self.statements)
+
+    def piece(self, places: Sequence[int]) -> Origin:
+        """Return the origin of a piece of it."""
+        return Origin(self.place, places if self.statements is None else [self.statements[place] for place in places])
+
+
 class Command:
     """Hold all that is known of one command of a call."""
 
-    def __init__(self, part: Part, *, address: Address | None = None, statement_id: int = 0, unsettled: int = 0) -> None:
+    def __init__(
+        self,
+        part: Part,
+        origin: Origin,
+        *,
+        address: Address | None = None,
+        statement_id: int = 0,
+        unsettled: int = 0,
+    ) -> None:
         self.part = part
+        self.origin = origin
         self.address = address
         self.statement_id = statement_id
         self.unsettled = unsettled  # sends whose fate is open
@@ -115,13 +146,14 @@ class WriteCall:
         self.terms = terms
         self.repeatable = is_repeatable()
         self._plan = plan
-        self._commands = [Command(part) for part in plan.cut()]
+        self._commands = [Command(part, Origin(place)) for place, part in enumerate(plan.cut())]
         self._waits: list[float] = []
         self._decision = "final"
         self._error_code: int | None = None
         self._last_error: BaseException | None = None
         self._fingerprint: bytes | None = None
         self._last_view: WriteView | None = None
+        self._discarded: set[Address] = set()
         record.add(self)
         if terms.foreign:
             record.note_effect(f"{method} on {target.namespace} was made with a session of the user's")
@@ -144,7 +176,7 @@ class WriteCall:
         graver_first = (Outcome.UNKNOWN, Outcome.UNVERIFIABLE, Outcome.APPLIED, Outcome.NOT_APPLIED)
         return next((outcome for outcome in graver_first if outcome in outcomes), Outcome.NOT_SENT)
 
-    # --- its commands
+    # its commands
 
     def commands(self) -> Iterator[Command]:
         """Yield the commands still to be done, those that a reply makes necessary included."""
@@ -253,7 +285,7 @@ class WriteCall:
             command.error = exc
             command.is_done = True
 
-    # --- replies that need mending
+    # replies that need mending
 
     def _mend(self, command: Command, exc: BulkWriteError) -> bool:
         """Count duplicates of the ``_id`` made for this call as applied; return whether there were any."""
@@ -266,7 +298,7 @@ class WriteCall:
         command.mended = mended
         next_place = own[-1]["index"] + 1
         if self._plan.ordered and next_place < command.part.statements:
-            rest = Command(command.part.rest(next_place), address=command.address, unsettled=1)
+            rest = self._piece(command, range(next_place, command.part.statements))
             rest.numbered = False
             self._add_after(command, [rest])
         return True
@@ -288,18 +320,19 @@ class WriteCall:
             return
         refused = {entry["index"] for entry in known["writeErrors"]}
         command.mended = {**copy.deepcopy(dict(known)), "nInserted": 0}
-        alone = [
-            Command(part.rest(place, place + 1), address=command.address, statement_id=place, unsettled=1)
-            for place in range(part.statements)
-            if place not in refused
-        ]
+        alone = [self._piece(command, [place], place) for place in range(part.statements) if place not in refused]
         self._add_after(command, alone)
+
+    def _piece(self, command: Command, places: Sequence[int], statement_id: int = 0) -> Command:
+        """Return a command for some statements of one that was sent: an earlier copy of them may still be at work."""
+        origin = command.origin.piece(places)
+        return Command(command.part.only(places), origin, address=command.address, statement_id=statement_id, unsettled=1)
 
     def _add_after(self, command: Command, more: list[Command]) -> None:
         place = self._commands.index(command) + 1
         self._commands[place:place] = more
 
-    # --- its end
+    # its end
 
     def finish(self) -> Any:
         """Return the method's result, or raise the error that is the server's answer."""
@@ -311,12 +344,15 @@ class WriteCall:
 
     def _conclude(self) -> Any:
         first = self._commands[0]
-        if len(self._commands) > 1 or first.mended is not None:
-            done = [(command.part, command.bulk_result()) for command in self._commands if command.is_done]
-            return self._plan.conclude(merge(done))
-        if first.error is not None:
-            self._report(first.error)
-            raise first.error
+        try:
+            if len(self._commands) > 1 or first.mended is not None:
+                done = [(command.part, command.bulk_result()) for command in self._commands if command.is_done]
+                return self._plan.conclude(merge(done))
+            if first.error is not None:
+                raise first.error
+        except BulkWriteError as exc:
+            self._report(exc)
+            raise
         return self._plan.conclude(first.result)
 
     def give_up(self, exc: BaseException) -> list[Address]:
@@ -326,7 +362,7 @@ class WriteCall:
         if any(command.decision is Decision.REFUSED for command in self._commands):
             self._decision = "refused"
         if isinstance(exc, BulkWriteError) and (failed := next((c for c in self._commands if not c.is_done), None)):
-            for entry in exc.details["writeErrors"]:
+            for entry in (*exc.details["writeErrors"], *exc.details["upserted"]):
                 entry["index"] = failed.part.positions[entry["index"]]
         self._report(exc)
         unknown = self._settle_addresses()
@@ -360,25 +396,34 @@ class WriteCall:
         )
 
     def _settle_addresses(self) -> list[Address]:
-        """Give addresses back, and return those whose command is not settled: they are never used again."""
+        """Give addresses back, and return those whose command is not settled: only its repetition may use them again."""
         guard = self.target.guard
         owned = {command.address for command in self._commands if command.address is not None}
-        unknown = {command.address for command in self._commands if command.outcome is Outcome.UNKNOWN}
-        for address in owned:
-            (guard.discard if address in unknown else guard.pool.release)(address)
-        return [address for address in owned if address in unknown]
+        unknown = {address for address in owned if self._is_open(address)}
+        for address in owned - unknown - self._discarded:
+            guard.pool.release(address)
+        for address in unknown - self._discarded:
+            guard.discard(address)
+        self._discarded |= unknown
+        for command in self._commands:
+            if command.address not in unknown:
+                command.address = None
+        return list(unknown)
 
-    # --- its repetition by the user
+    def _is_open(self, address: Address) -> bool:
+        return any(command.outcome is Outcome.UNKNOWN for command in self._commands if command.address is address)
 
-    def is_repeated_by(self, target: Target, method: str, plan: Plan) -> bool:
+    # its repetition by the user
+
+    def is_repeated_by(self, target: Target, method: str, plan: Plan, terms: Terms) -> bool:
         """Whether another call is this one again: the same method, namespace and arguments on the same deployment."""
-        if method != self.method or target.namespace != self.target.namespace or self._fingerprint is None:
+        if (method, target.namespace, terms) != (self.method, self.target.namespace, self.terms) or self._fingerprint is None:
             return False
         if target.client is not self.target.client and target.client != self.target.client:
             return False
         return plan.fingerprint(self._plan.inserted.made_ids) == self._fingerprint
 
-    def resume(self, target: Target, inserted: Inserted) -> None:
+    def resume(self, target: Target, plan: Plan) -> None:
         """Go on as the repetition that the user asked for: the same addresses, the same ``_id``.
 
         Raises:
@@ -392,8 +437,11 @@ class WriteCall:
                 writes=self.record.writes,
                 reason="outcome unknown",
             ) from self._last_error
-        inserted.make_ids(self._plan.inserted.made_ids)
-        self.target = target
+        plan.inserted.make_ids(self._plan.inserted.made_ids)
+        parts = plan.cut()
+        for command in self._commands:
+            command.part = command.origin.part_of(parts)
+        self.target, self._plan = target, plan
         self.record.unknown_call = None
 
 

@@ -197,7 +197,7 @@ def _handle(handling: _Handling, fn: Callable[[], Any]) -> Any:
         recoverer = handling.recoverer_for(exc)
         if recoverer is None:
             raise
-        return recoverer(handling.failure(exc))
+        return _finished(handling, recoverer(handling.failure(exc)), "recoverer")
 
 
 def _execute(handling: _Handling, fn: Callable[[], Any]) -> Any:
@@ -212,7 +212,7 @@ async def _handle_async(handling: _Handling, fn: Callable[[], Awaitable[Any]]) -
         recoverer = handling.recoverer_for(exc)
         if recoverer is None:
             raise
-        return await _awaited(recoverer(handling.failure(exc)))
+        return _finished(handling, await _awaited(recoverer(handling.failure(exc))), "recoverer")
 
 
 async def _execute_async(handling: _Handling, fn: Callable[[], Awaitable[Any]]) -> Any:
@@ -224,7 +224,7 @@ async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def _finished(handling: _Handling, result: Any) -> Any:
+def _finished(handling: _Handling, result: Any, whose: str = "handler") -> Any:
     """Return a result that is one, and not work still to be done after the record has ended.
 
     Raises:
@@ -234,7 +234,7 @@ def _finished(handling: _Handling, result: Any) -> Any:
         if not inspect.isasyncgen(result):
             result.close()
         raise ConfigurationError(
-            f"the handler {handling.rules.name} returned a {type(result).__name__}, whose work would run after the record has "
+            f"the {whose} {handling.rules.name} returned a {type(result).__name__}, whose work would run after the record has "
             "ended: return a finished value, and declare a coroutine function with async def"
         )
     return result
@@ -359,9 +359,11 @@ def _name_of(function: Any, given: str | None, *, has_key: bool) -> str:
         raise ConfigurationError(f"handler: decorate a function, not {type(function).__name__}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
-            f"handler: {function.__qualname__} is a generator function, whose work runs after the call: decorate a function "
-            "that does the work, or open a record inside with 'with record(...)'"
+            f"handler: {getattr(function, '__qualname__', 'this')} is a generator function, whose work runs after the call: "
+            "decorate a function that does the work, or open a record inside with 'with record(...)'"
         )
+    if given is not None and not (isinstance(given, str) and given):
+        raise ConfigurationError("handler: name must be text that is not empty")
     name = given or f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
     if given is None and has_key and any(part in name for part in _NAMELESS):
         raise ConfigurationError(

@@ -158,7 +158,7 @@ class Method:
         if self.kind is Kind.COMMAND:
             command = arguments.get("command")
             name = command if isinstance(command, str) else next(iter(command), "") if isinstance(command, Mapping) else ""
-            pipeline = command.get("pipeline") if isinstance(command, Mapping) else None
+            pipeline = command.get("pipeline") if isinstance(command, Mapping) else arguments.get("kwargs", {}).get("pipeline")
             return name in READ_COMMANDS and not writes(pipeline)
         return self.kind is Kind.READ
 
@@ -197,14 +197,14 @@ class Method:
             bound.arguments[name] = _listed(name, value)
         plan = self._plan(target, bound, terms)
         earlier: WriteCall | None = record.unknown_call
-        if earlier is not None and earlier.is_repeated_by(target, self.name, plan):
-            earlier.resume(target, plan.inserted)
+        if earlier is not None and earlier.is_repeated_by(target, self.name, plan, terms):
+            earlier.resume(target, plan)
             return earlier
         record.unknown_call = None
         plan.inserted.make_ids({})
         return WriteCall(record, target, self.name, plan, terms)
 
-    # --- plans
+    # plans
 
     def _plan(self, target: Target, bound: inspect.BoundArguments, terms: Terms) -> Plan:
         """Return what the call comes to; nothing of the user's is changed yet."""

@@ -122,7 +122,9 @@ def _read_bulk(exc: BulkWriteError, labels: frozenset[str]) -> Reading:
     changed = sum(exc.details.get(name, 0) for name in counts)
     errors = exc.details.get("writeErrors") or exc.details.get("writeConcernErrors") or [{}]
     signal = Signal.WRITE_ERROR if exc.details.get("writeErrors") else Signal.WRITE_CONCERN
-    return Reading(signal, errors[-1].get("code"), labels, changed)
+    codes = [error.get("code") for error in errors]
+    stopped = (code for code in codes if code in STOPPED_CODES)
+    return Reading(signal, next(stopped, codes[-1]), labels, changed)
 
 
 @dataclass(frozen=True)
@@ -176,8 +178,11 @@ _OVERLOADED = frozenset({"RetryableError", "SystemOverloadedError"})
 
 
 def is_overload(reading: Reading) -> bool:
-    """Whether the server rejected the command before it ran, because of overload (driver 4.17 and newer)."""
-    return reading.labels >= _OVERLOADED
+    """Whether the server rejected the command before it ran, because of overload (driver 4.17 and newer).
+
+    A connection that could not be opened bears the same labels, and says nothing of what was sent before.
+    """
+    return reading.signal is Signal.COMMAND_ERROR and reading.labels >= _OVERLOADED
 
 
 def _is(*signals: Signal) -> Callable[[Facts], bool]:
@@ -194,10 +199,6 @@ _is_data_error = _code_in(DATA_CODES, *_REPLY_ERRORS)
 # The first rule that holds decides; tests/unit/test_outcomes.py goes through them row by row.
 RULES: tuple[tuple[str, Callable[[Facts], bool], Outcome], ...] = (
     ("applied stays applied", lambda f: f.known is Outcome.APPLIED, Outcome.APPLIED),
-    ("acknowledged", lambda f: _is(Signal.SUCCESS)(f) and f.acknowledged, Outcome.APPLIED),
-    ("the duplicate is our own first copy", lambda f: f.own_duplicate and not f.only_send, Outcome.APPLIED),
-    ("applied, durability unknown", lambda f: _is(Signal.WRITE_CONCERN)(f) and not f.multi, Outcome.APPLIED),
-    ("applied, durability unknown (multi)", lambda f: _is(Signal.WRITE_CONCERN)(f) and f.only_send, Outcome.APPLIED),
     (
         "no server was selected",
         lambda f: _is(Signal.SELECTION)(f) and not f.sent and not f.unsettled,
@@ -205,10 +206,14 @@ RULES: tuple[tuple[str, Callable[[Facts], bool], Outcome], ...] = (
     ),
     (
         "could not be encoded",
-        lambda f: _is(Signal.ENCODING)(f) and not f.unsettled,
+        lambda f: _is(Signal.ENCODING)(f) and f.sent <= 1 and not f.unsettled,
         Outcome.NOT_APPLIED,
     ),
     ("nobody was asked", lambda f: not f.acknowledged, Outcome.UNVERIFIABLE),
+    ("acknowledged", _is(Signal.SUCCESS), Outcome.APPLIED),
+    ("the duplicate is our own first copy", lambda f: f.own_duplicate and not f.only_send, Outcome.APPLIED),
+    ("applied, durability unknown", lambda f: _is(Signal.WRITE_CONCERN)(f) and not f.multi, Outcome.APPLIED),
+    ("applied, durability unknown (multi)", lambda f: _is(Signal.WRITE_CONCERN)(f) and f.only_send, Outcome.APPLIED),
     ("a session of the user's", lambda f: f.foreign, Outcome.UNKNOWN),
     ("never left", lambda f: not f.sent and not f.unsettled, Outcome.NOT_SENT),
     ("an earlier send is open", lambda f: not f.sent, Outcome.UNKNOWN),
@@ -242,7 +247,12 @@ RULES: tuple[tuple[str, Callable[[Facts], bool], Outcome], ...] = (
     ),
     (
         "several statements, all refused",
-        lambda f: _is(Signal.WRITE_ERROR)(f) and f.statements > 1 and (f.numbered or f.only_send),
+        lambda f: (
+            _is(Signal.WRITE_ERROR)(f)
+            and f.statements > 1
+            and (f.numbered or f.only_send)
+            and (_is_data_error(f) or not f.mongos)
+        ),
         Outcome.NOT_APPLIED,
     ),
     ("the data is at fault", lambda f: _is_data_error(f) and (f.numbered or f.only_send), Outcome.NOT_APPLIED),

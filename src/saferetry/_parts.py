@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bson.errors import InvalidDocument
 from bson.objectid import ObjectId
 from bson.raw_bson import RawBSONDocument
-from pymongo.errors import BulkWriteError
+from pymongo.errors import BulkWriteError, DocumentTooLarge
 from pymongo.operations import DeleteMany, InsertOne, UpdateMany
 from pymongo.results import BulkWriteResult, InsertManyResult
 
@@ -54,16 +53,14 @@ class Part:
         """Number of statements."""
         return len(self.positions)
 
-    def rest(self, start: int, end: int | None = None) -> Part:
+    def only(self, places: Sequence[int]) -> Part:
         """Return the command for some of the statements."""
-        places = range(self.statements)[start:end]
-        chosen = self.requests[start:end]
-        made_ids = {place - start: self.made_ids[place] for place in places if place in self.made_ids}
+        chosen = [self.requests[place] for place in places]
         return replace(
             self,
             invoke=lambda target: self.resend(target, chosen),
-            positions=self.positions[start:end],
-            made_ids=made_ids,
+            positions=[self.positions[place] for place in places],
+            made_ids={new: self.made_ids[old] for new, old in enumerate(places) if old in self.made_ids},
             requests=chosen,
         )
 
@@ -172,6 +169,7 @@ def cut_bulk(
 
     Raises:
         TypeError, ValueError: The driver's own, before anything is sent.
+        InvalidDocument, DocumentTooLarge, OverflowError: A statement cannot be sent, hence none is.
     """
     ordered = bool(options.get("ordered", True))
     statements = bulk_statements(collection, requests, ordered)
@@ -191,9 +189,7 @@ def cut_bulk(
             is_insert=statements[positions[0]][0] == _INSERT,
         )
 
-    sizes, unsendable = _measure(statements, collection.codec_options)
-    if unsendable is not None:  # let the driver say so before anything is sent
-        return [part([unsendable])]
+    sizes = _measure(statements, collection.codec_options)
     return [part(positions) for positions in _runs(statements, sizes, ordered=ordered)]
 
 
@@ -202,19 +198,14 @@ def _is_multi(statement: tuple[int, Mapping[str, Any]]) -> bool:
     return kind != _INSERT and bool(document.get("multi") or document.get("limit") == 0)
 
 
-def _measure(statements: Sequence[tuple[int, Any]], codec_options: Any) -> tuple[list[int], int | None]:
-    """Return all sizes in bytes, and the position of the first statement that the driver cannot send."""
+def _measure(statements: Sequence[tuple[int, Any]], codec_options: Any) -> list[int]:
+    """Return the sizes in bytes; a single statement needs none."""
     if len(statements) == 1:
-        return [0], None
-    sizes = []
-    for position, (_, document) in enumerate(statements):
-        try:
-            sizes.append(encoded_size(document, codec_options))
-        except (InvalidDocument, OverflowError, TypeError, ValueError):
-            return sizes, position
-        if sizes[-1] > LARGEST_DOCUMENT:
-            return sizes, position
-    return sizes, None
+        return [0]
+    sizes = [encoded_size(document, codec_options) for _, document in statements]
+    if max(sizes) > LARGEST_DOCUMENT:
+        raise DocumentTooLarge(f"BSON document too large ({max(sizes)} bytes): a document may have 16 MB")
+    return sizes
 
 
 def _runs(statements: Sequence[tuple[int, Any]], sizes: Sequence[int], *, ordered: bool) -> Iterator[list[int]]:

@@ -77,7 +77,7 @@ class Record:
         self._budget = budget
         self._writes: list[Write] = []
         self._effect = ""
-        self._thread = threading.get_ident()
+        self._thread = 0
         self._outer: Record | None = None
 
     @property
@@ -123,6 +123,7 @@ class Record:
 
     def enter(self) -> Record:
         """Make this record the current one."""
+        self._thread = threading.get_ident()
         outer = SCOPE.get()
         if isinstance(outer, Record) and not outer.ended:
             self._outer = outer
@@ -250,12 +251,14 @@ class record:  # noqa: N801 - used as a function
         settings = Settings.from_env()
         if not isinstance(budget, Budget):
             budget = Budget(settings.budget_ms / 1000 if budget is None else budget)
+        self._is_entered = False
         self._record = Record(None if key is None else RecordKey.of(key), budget=budget, settings=settings, name=name)
 
     def __enter__(self) -> Record:
         """Make the record the current one."""
-        if self._record.ended or SCOPE.get() is self._record:
+        if self._is_entered:
             raise ConfigurationError("a record can be entered once: call record(...) again for another one")
+        self._is_entered = True
         return self._record.enter()
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:

@@ -79,6 +79,8 @@ def check_driver() -> None:
         if "ops" not in bulk.__init__.__code__.co_names:
             missing.append(f"{bulk.__name__}.ops")
     missing += [f"{request.__name__}._add_to_bulk" for request in REQUEST_TYPES if not hasattr(request, "_add_to_bulk")]
+    if not hasattr(InsertOne, "_doc"):
+        missing.append("InsertOne._doc")
     missing += [f"_csot.{name}" for name in ("get_timeout", "remaining") if not callable(getattr(_csot, name, None))]
     if missing:
         raise DriverMismatchError(

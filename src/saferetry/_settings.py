@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, cast
 
 from saferetry.errors import ConfigurationError
@@ -95,7 +96,7 @@ class Settings:
             ConfigurationError: An unknown variable or argument, or bad values; all of them in one message.
         """
         variables = tuple(sorted(item for item in os.environ.items() if item[0].startswith(PREFIX)))
-        return _read(variables, tuple(sorted(arguments.items())))
+        return _read(variables) if not arguments else _read.__wrapped__(variables, arguments)
 
 
 def _fault_of(spec: Field[Any], value: Any) -> str | None:
@@ -114,7 +115,7 @@ def _fault_of(spec: Field[Any], value: Any) -> str | None:
 
 
 @functools.lru_cache(maxsize=64)  # asked for every record
-def _read(variables: tuple[tuple[str, str], ...], arguments: tuple[tuple[str, Any], ...]) -> Settings:
+def _read(variables: tuple[tuple[str, str], ...], arguments: Mapping[str, Any] = MappingProxyType({})) -> Settings:
     import environs  # noqa: PLC0415 - only here, so that importing saferetry stays quick
 
     kinds = {spec.name: spec.metadata["kind"] for spec in fields(Settings)}
@@ -124,8 +125,10 @@ def _read(variables: tuple[tuple[str, str], ...], arguments: tuple[tuple[str, An
     parse: dict[type, Callable[[str], Any]] = {int: env.int, str: env.str, bool: env.bool}
     for variable, text in variables:
         name = variable.removeprefix(PREFIX).lower()
-        if name not in kinds:
-            faults.append(f"unknown variable {variable}{_nearest(variable, [PREFIX + known.upper() for known in kinds])}")
+        if name not in kinds or variable != variable.upper():
+            faults.append(
+                f"unknown variable {variable}{_nearest(variable.upper(), [PREFIX + known.upper() for known in kinds])}"
+            )
         elif name not in values:
             try:
                 values[name] = parse[kinds[name]](name.upper())

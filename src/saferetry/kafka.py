@@ -60,6 +60,11 @@ def _digest(timestamp: int, key: Any, value: Any) -> bytes:
     digest = hashlib.sha256(str(timestamp).encode())
     for part in (key, value):
         raw = part.encode() if isinstance(part, str) else part
+        if not (raw is None or isinstance(raw, (bytes, bytearray, memoryview))):
+            raise ConfigurationError(
+                f"kafka_key: the message's key or value is a {type(part).__name__}, changed by a deserializer: give the "
+                "handler the message as it came, or key= your own callable"
+            )
         digest.update(b"-" if raw is None else b"%d:" % len(raw))
         digest.update(raw or b"")
     return digest.digest()
