@@ -131,9 +131,13 @@ class Command:
         result: Mapping[str, Any] = self.result.bulk_api_result if self.error is None else self.error.details
         return result
 
-    def may_be_sent_again(self, *, repeatable: bool) -> bool:
+    def may_run_twice(self, repeatable: bool) -> bool:  # noqa: FBT001 - what it asks for
+        """Whether a second copy on the server would do no harm."""
+        return repeatable or self.part.is_id_protected
+
+    def may_be_sent_again(self, repeatable: bool) -> bool:  # noqa: FBT001 - what it asks for
         """Whether a send after an unknown outcome is the same write."""
-        return self.outcome is not Outcome.UNKNOWN or self.numbered or repeatable or self.part.is_id_protected
+        return self.outcome is not Outcome.UNKNOWN or self.numbered or self.may_run_twice(repeatable)
 
 
 class WriteCall:
@@ -235,7 +239,9 @@ class WriteCall:
             command.address = guard.acquire(client)
         return DriverCall(
             client,
+            is_numberable=not command.part.multi,
             wants_number=not command.part.multi and not self.repeatable,
+            was_numbered=command.unsettled > 0 and command.numbered and not command.may_run_twice(self.repeatable),
             address=command.address,
             statement_id=command.statement_id,
         )
@@ -430,7 +436,7 @@ class WriteCall:
             RetryRefusedError: It could take effect twice; nothing is sent.
         """
         self.repeatable = self.repeatable or is_repeatable()
-        if not all(command.may_be_sent_again(repeatable=self.repeatable) for command in self._commands):
+        if not all(command.may_be_sent_again(self.repeatable) for command in self._commands):
             raise RetryRefusedError(
                 f"{self.method} on {self.target.namespace} was not sent again: its outcome is unknown, and it could take "
                 "effect twice. Let the first error leave the handler, or, if running it twice is right, use repeatable()",

@@ -9,7 +9,12 @@ from typing import Any
 
 import bson
 from bson.raw_bson import RawBSONDocument
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.collation import Collation
+from pymongo.collection import Collection
+from pymongo.database import Database
+from pymongo.operations import IndexModel, SearchIndexModel
 
 from saferetry.errors import ConfigurationError
 
@@ -86,20 +91,28 @@ def _is_count(value: object) -> bool:
 def canonical(arguments: Mapping[str, Any], codec_options: Any) -> bytes | None:
     """Return a call's arguments as BSON, to tell whether two calls are equal; None if they have no BSON form."""
     try:
-        return bson.encode(_plain(arguments), codec_options=codec_options)
+        return bson.encode(_plain(arguments, codec_options), codec_options=codec_options)
     except Exception:  # noqa: BLE001 - whatever the encoder dislikes: such a call has no equal
         return None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, codec_options: Any) -> Any:
     if isinstance(value, RawBSONDocument):
         return value
-    if isinstance(value, Collation):
-        return dict(value.document)
+    if isinstance(value, (Collation, IndexModel, SearchIndexModel)):
+        return _plain(value.document, codec_options)
+    if isinstance(value, (Collection, AsyncCollection)):
+        return value.full_name
+    if isinstance(value, (Database, AsyncDatabase)):
+        return value.name
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, codec_options) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_plain(item, codec_options) for item in value]
+    try:
+        bson.encode({"": value}, codec_options=codec_options)
+    except Exception:  # noqa: BLE001 - options of the driver's, as a WriteConcern: they tell themselves apart
+        return f"{type(value).__qualname__} {value!r}"
     return value
 
 

@@ -158,8 +158,8 @@ class Method:
         if self.kind is Kind.COMMAND:
             command = arguments.get("command")
             name = command if isinstance(command, str) else next(iter(command), "") if isinstance(command, Mapping) else ""
-            pipeline = command.get("pipeline") if isinstance(command, Mapping) else arguments.get("kwargs", {}).get("pipeline")
-            return name in READ_COMMANDS and not writes(pipeline)
+            parts = {**(command if isinstance(command, Mapping) else {}), **arguments.get("kwargs", {})}  # as the driver does
+            return name in READ_COMMANDS and not writes(parts.get("pipeline"))
         return self.kind is Kind.READ
 
     def _check(self, target: Target, terms: Terms, arguments: Mapping[str, Any]) -> None:

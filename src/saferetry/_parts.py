@@ -13,7 +13,7 @@ from typing import Any
 
 from bson.objectid import ObjectId
 from bson.raw_bson import RawBSONDocument
-from pymongo.errors import BulkWriteError, DocumentTooLarge
+from pymongo.errors import BulkWriteError
 from pymongo.operations import DeleteMany, InsertOne, UpdateMany
 from pymongo.results import BulkWriteResult, InsertManyResult
 
@@ -22,7 +22,7 @@ from saferetry._seam import REQUEST_TYPES, bulk_statements, inserted_document, r
 
 MOST_STATEMENTS = 1_000
 MOST_BYTES = 16 * 1024 * 1024
-LARGEST_DOCUMENT = 16 * 1024 * 1024 + 16 * 1024  # the server's limit and the driver's allowance for its own fields
+LARGEST_DOCUMENT = MOST_BYTES + 16 * 1024  # the server's limit and its allowance for its own fields
 _INSERT, _UPDATE = 0, 1  # the driver's operation types; 2 is delete
 
 
@@ -169,7 +169,7 @@ def cut_bulk(
 
     Raises:
         TypeError, ValueError: The driver's own, before anything is sent.
-        InvalidDocument, DocumentTooLarge, OverflowError: A statement cannot be sent, hence none is.
+        InvalidDocument, OverflowError: A statement cannot be encoded, hence none is sent.
     """
     ordered = bool(options.get("ordered", True))
     statements = bulk_statements(collection, requests, ordered)
@@ -190,7 +190,13 @@ def cut_bulk(
         )
 
     sizes = _measure(statements, collection.codec_options)
-    return [part(positions) for positions in _runs(statements, sizes, ordered=ordered)]
+    order: Sequence[int] = range(len(statements))
+    if not ordered:  # as the driver does: inserts, updates, deletes; here those that are multi come last of their kind
+        order = sorted(order, key=lambda at: (statements[at][0], _is_multi(statements[at])))
+    # What the server will refuse goes first, and then nothing else is sent: plain PyMongo's command is refused whole.
+    refused = [at for at in order if sizes[at] > LARGEST_DOCUMENT][:1]
+    runs = _runs(statements, sizes, [at for at in order if at not in refused])
+    return [part(positions) for positions in ([refused] if refused else []) + list(runs)]
 
 
 def _is_multi(statement: tuple[int, Mapping[str, Any]]) -> bool:
@@ -202,16 +208,11 @@ def _measure(statements: Sequence[tuple[int, Any]], codec_options: Any) -> list[
     """Return the sizes in bytes; a single statement needs none."""
     if len(statements) == 1:
         return [0]
-    sizes = [encoded_size(document, codec_options) for _, document in statements]
-    if max(sizes) > LARGEST_DOCUMENT:
-        raise DocumentTooLarge(f"BSON document too large ({max(sizes)} bytes): a document may have 16 MB")
-    return sizes
+    return [encoded_size(document, codec_options) for _, document in statements]
 
 
-def _runs(statements: Sequence[tuple[int, Any]], sizes: Sequence[int], *, ordered: bool) -> Iterator[list[int]]:
-    order: Sequence[int] = range(len(statements))
-    if not ordered:  # as the driver does: inserts, updates, deletes; here those that are multi come last of their kind
-        order = sorted(order, key=lambda at: (statements[at][0], _is_multi(statements[at])))
+def _runs(statements: Sequence[tuple[int, Any]], sizes: Sequence[int], order: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the positions of the statements of each command."""
     run: list[int] = []
     size = 0
     for at in order:
@@ -227,7 +228,8 @@ def _runs(statements: Sequence[tuple[int, Any]], sizes: Sequence[int], *, ordere
             run, size = [], 0
         run.append(at)
         size += sizes[at]
-    yield run
+    if run:
+        yield run
 
 
 # results

@@ -166,7 +166,9 @@ class DriverCall:
 
     client: Any
     is_write: bool = True
+    is_numberable: bool = False  # servers that keep a memory of writes take a transaction number with it
     wants_number: bool = False  # without a transaction number it is not protected
+    was_numbered: bool = False  # it was sent with one before, and must not be sent without one
     address: Address | None = None
     statement_id: int = 0
     lent: bool = False
@@ -284,6 +286,11 @@ def _dress(session: Any, command: MutableMapping[str, Any], is_retryable: bool, 
     if not is_write:
         return
     if call is not None and announced:
+        is_retryable = is_retryable or _number(session, call, command, conn)
+        if not is_retryable and call.was_numbered:
+            raise UnprotectedWriteError(
+                f"{name} was not sent again: this server takes no transaction number, so that it could take effect twice"
+            )
         if call.wants_number and not is_retryable:
             guard.note_unnumbered(name)
         call.sends += 1
@@ -296,6 +303,20 @@ def _dress(session: Any, command: MutableMapping[str, Any], is_retryable: bool, 
         scope.note_unannounced(name)
     if inside and scope is not None and scope.tag and name in _TAGGED and conn.max_wire_version >= COMMENT_ON_WRITES:
         command.setdefault("comment", scope.tag)
+
+
+def _number(session: Any, call: DriverCall, command: MutableMapping[str, Any], conn: Any) -> bool:
+    """Number a command that the driver would send without a number although the server remembers writes; whether it was.
+
+    The driver asks the topology, not the connection: while another thread's error has the server marked as unknown, it takes
+    it for one without retryable writes. Such a command would be a second write where it is sent again.
+    """
+    if not call.is_numberable or call.address is None or not session._client.options.retry_writes:
+        return False
+    if not (conn.supports_sessions and (conn.is_repl or conn.is_mongos)):
+        return False
+    command["txnNumber"] = call.address.number
+    return True
 
 
 def _limit(session: Any, guard: Guard, command: MutableMapping[str, Any], remaining: float | None) -> None:
