@@ -6,7 +6,9 @@ from saferetry import errors
 from saferetry._budget import Budget
 from saferetry._call import CallReport
 from saferetry._collections import AsyncMongoClient, MongoClient, wrap
-from saferetry._handler import Failure, handler
+from saferetry._gridfs import prepare_gridfs
+from saferetry._handler import handler
+from saferetry._handling import Failure
 from saferetry._identity import RecordKey
 from saferetry._outcomes import Outcome, WriteView
 from saferetry._record import Record, current_record, propagate, record, repeatable
@@ -26,6 +28,7 @@ __all__ = [
     "current_record",
     "errors",
     "handler",
+    "prepare_gridfs",
     "propagate",
     "record",
     "repeatable",

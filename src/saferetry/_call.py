@@ -17,7 +17,7 @@ from tenacity import RetryCallState, retry_if_exception
 
 from saferetry._addresses import Address
 from saferetry._outcomes import SUCCESS, Facts, Outcome, Reading, Signal, WriteView, read, settle
-from saferetry._parts import Part, Plan, merge
+from saferetry._parts import Part, Plan, empty_result, merge
 from saferetry._policy import Decision, FullJitter, decide, enough_time
 from saferetry._record import Record, is_repeatable
 from saferetry._seam import KEEPS_WRITE_ERRORS, DriverCall, Guard, csot_remaining, driver_call
@@ -123,13 +123,13 @@ class Command:
         self.result: Any = None
         self.error: BulkWriteError | None = None  # an answer, not a failure: statements were refused
         self.mended: dict[str, Any] | None = None  # a bulk result of ours in place of the server's
+        self.found = 0  # documents of it that were there already
+        self.must_look = False  # some of its documents may be there already
 
     def bulk_result(self) -> Mapping[str, Any]:
         """Return what it did, as the driver's bulk result."""
-        if self.mended is not None:
-            return self.mended
-        result: Mapping[str, Any] = self.result.bulk_api_result if self.error is None else self.error.details
-        return result
+        result: Mapping[str, Any] = self.mended or (self.result.bulk_api_result if self.error is None else self.error.details)
+        return {**result, "nInserted": result["nInserted"] + self.found} if self.found else result
 
     def may_run_twice(self, repeatable: bool) -> bool:  # noqa: FBT001 - what it asks for
         """Whether a second copy on the server would do no harm."""
@@ -187,6 +187,7 @@ class WriteCall:
         for command in self._commands:  # grows meanwhile
             if not command.is_done:
                 yield command
+                self._give_back_address_of(command)
             if self._plan.ordered and command.is_done and len(self._commands) > 1 and command.bulk_result()["writeErrors"]:
                 return
 
@@ -271,12 +272,12 @@ class WriteCall:
         return facts
 
     def _take_error(self, command: Command, call: DriverCall, exc: BaseException) -> None:
-        was_sent_before = command.unsettled + call.sends > 1
-        own = was_sent_before and _is_own_duplicate(command.part, exc)
+        may_be_there = command.unsettled + call.sends > 1 or self._plan.inserted.are_derived
+        own = may_be_there and _is_own_duplicate(command.part, exc)
         reading = read(exc)
         self._error_code = reading.code
         self._last_error = exc
-        if was_sent_before and isinstance(exc, BulkWriteError) and self._mend(command, exc):
+        if may_be_there and isinstance(exc, BulkWriteError) and self._mend(command, exc):
             own = True
         facts = self._take(command, call, reading, own_duplicate=own)
         command.decision = decide(facts, command.outcome, repeatable=self.repeatable, id_protected=command.part.is_id_protected)
@@ -304,10 +305,31 @@ class WriteCall:
         command.mended = mended
         next_place = own[-1]["index"] + 1
         if self._plan.ordered and next_place < command.part.statements:
-            rest = self._piece(command, range(next_place, command.part.statements))
-            rest.numbered = False
-            self._add_after(command, [rest])
+            self._add_rest(command, next_place)
         return True
+
+    def _add_rest(self, command: Command, start: int) -> None:
+        """Do the statements that an ordered insert did not come to; some may be there already."""
+        places = range(start, command.part.statements)
+        rest = Command(command.part.only(places), command.origin.piece(places))  # at an address of its own
+        rest.must_look = True
+        if not self._plan.inserted.are_derived:  # an earlier copy of them may still be at work
+            rest.unsettled, rest.numbered = 1, False
+        self._add_after(command, [rest])
+
+    def ids_to_look_for(self, command: Command) -> list[Any]:
+        """Return the ``_id`` of the documents that may be there already, before a command is sent."""
+        return list(command.part.made_ids.values()) if command.must_look else []
+
+    def take_found(self, command: Command, found: Sequence[Mapping[str, Any]]) -> None:
+        """Count the documents that are there as inserted, and keep the others for sending."""
+        ids = {document["_id"] for document in found}
+        missing = [place for place in range(command.part.statements) if command.part.made_ids.get(place) not in ids]
+        command.must_look = False
+        command.found = command.part.statements - len(missing)
+        command.part, command.origin = command.part.only(missing), command.origin.piece(missing)
+        if not missing:
+            command.mended, command.outcome, command.is_done = empty_result(), Outcome.APPLIED, True
 
     def _ask_for_lost_errors(self, command: Command, call: DriverCall) -> None:
         """Ask each statement again alone where a server before 5.0 forgot the errors of an unordered insert.
@@ -372,7 +394,8 @@ class WriteCall:
                 entry["index"] = failed.part.positions[entry["index"]]
         self._report(exc)
         unknown = self._settle_addresses()
-        if self._outcome() is Outcome.UNKNOWN and not self.terms.foreign:
+        done = [command.is_done for command in self._commands]
+        if not self.terms.foreign and (self._outcome() is Outcome.UNKNOWN or (any(done) and not all(done))):
             self._fingerprint = self._plan.fingerprint(self._plan.inserted.made_ids)
             self.record.unknown_call = self
         else:
@@ -415,6 +438,19 @@ class WriteCall:
             if command.address not in unknown:
                 command.address = None
         return list(unknown)
+
+    def _give_back_address_of(self, command: Command) -> None:
+        """Give the address of a settled command back, unless a piece of it is still to be sent there."""
+        address = command.address
+        if address is None or not command.is_done or self._is_open(address):
+            return
+        sharing = [other for other in self._commands if other.address is address]
+        if not all(other.is_done for other in sharing):
+            return
+        if address not in self._discarded:
+            self.target.guard.pool.release(address)
+        for other in sharing:
+            other.address = None
 
     def _is_open(self, address: Address) -> bool:
         return any(command.outcome is Outcome.UNKNOWN for command in self._commands if command.address is address)

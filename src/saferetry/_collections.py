@@ -16,8 +16,17 @@ from pymongo.synchronous.mongo_client import MongoClient as DriverMongoClient
 
 from saferetry import _retry
 from saferetry._call import WriteCall
+from saferetry._execution import JoinedCall
 from saferetry._methods import GUARDED, Kind, Method
-from saferetry._seam import ASYNC_DRIVER_TYPES, DRIVER_TYPES, adopt_session, check_driver, guard_of, install_guard
+from saferetry._seam import (
+    ASYNC_DRIVER_TYPES,
+    DRIVER_TYPES,
+    adopt_session,
+    check_driver,
+    execution_of,
+    guard_of,
+    install_guard,
+)
 from saferetry._settings import Settings
 from saferetry.errors import ConfigurationError
 
@@ -53,15 +62,28 @@ def _guarded_method(name: str, kind: Kind, driver_type: type[Any]) -> Callable[.
             call = method.open(self, args, kwargs)
             if call is None:
                 return await original(self, *args, **kwargs)
+            if isinstance(call, JoinedCall):
+                return await _retry.join_async(call)
             return await (_retry.write_async(call) if isinstance(call, WriteCall) else _retry.read_async(call))
 
         return call_async
+
+    if issubclass(driver_type, ASYNC_DRIVER_TYPES):  # a cursor, whose first command is sent later
+
+        @functools.wraps(original)
+        def call_cursor(self: Any, *args: Any, **kwargs: Any) -> Any:
+            call = method.open(self, args, kwargs)
+            return call.now() if isinstance(call, JoinedCall) else original(self, *args, **kwargs)
+
+        return call_cursor
 
     @functools.wraps(original)
     def call_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = method.open(self, args, kwargs)
         if call is None:
             return original(self, *args, **kwargs)
+        if isinstance(call, JoinedCall):
+            return _retry.join(call)
         return _retry.write(call) if isinstance(call, WriteCall) else _retry.read(call)
 
     return call_sync
@@ -140,6 +162,9 @@ class MongoClient(DriverMongoClient[Document]):
     def _ensure_session(self, session: Any = None) -> Any:
         return _lend(self, super()._ensure_session(session))
 
+    def _run_operation(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        return _fetch(super()._run_operation, operation, args, kwargs)
+
 
 @_guarded
 class AsyncMongoClient(DriverAsyncMongoClient[Document]):
@@ -165,6 +190,9 @@ class AsyncMongoClient(DriverAsyncMongoClient[Document]):
 
     def _ensure_session(self, session: Any = None) -> Any:
         return _lend(self, super()._ensure_session(session))
+
+    async def _run_operation(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        return await _fetch_async(super()._run_operation, operation, args, kwargs)
 
 
 _GUARDED_TYPES: Mapping[type[Any], type[Any]] = {
@@ -209,6 +237,26 @@ def _lend(client: Any, session: Any) -> Any:
     return session
 
 
+def _fetch(fetch: Callable[..., Any], operation: Any, args: Any, kwargs: Any) -> Any:
+    """Let a cursor fetch a batch: in a record's transaction one after another, and with an eye on errors."""
+    execution = execution_of(operation)
+    if execution is None:
+        return fetch(operation, *args, **kwargs)
+    with execution.lock:  # noqa: SIM117 - as the other half
+        with execution.fetching():
+            return fetch(operation, *args, **kwargs)
+
+
+async def _fetch_async(fetch: Callable[..., Any], operation: Any, args: Any, kwargs: Any) -> Any:
+    """Let a cursor fetch a batch: in a record's transaction one after another, and with an eye on errors."""
+    execution = execution_of(operation)
+    if execution is None:
+        return await fetch(operation, *args, **kwargs)
+    async with execution.async_lock:
+        with execution.fetching():
+            return await fetch(operation, *args, **kwargs)
+
+
 def wrap(client: Any, settings: Settings | None = None) -> Any:
     """Guard an existing PyMongo client in place and return it.
 
@@ -243,4 +291,11 @@ def _guarded_subclass(foreign: type[Any]) -> type[Any]:
     def lend(self: Any, session: Any = None) -> Any:
         return _lend(self, foreign._ensure_session(self, session))
 
-    return _guarded(type(foreign.__name__, (foreign,), {"__module__": foreign.__module__, "_ensure_session": lend}))
+    def run(self: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        return _fetch(functools.partial(foreign._run_operation, self), operation, args, kwargs)
+
+    async def run_async(self: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        return await _fetch_async(functools.partial(foreign._run_operation, self), operation, args, kwargs)
+
+    overridden = {"_ensure_session": lend, "_run_operation": run_async if issubclass(foreign, DriverAsyncMongoClient) else run}
+    return _guarded(type(foreign.__name__, (foreign,), {"__module__": foreign.__module__, **overridden}))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
-from collections.abc import Mapping
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import bson
+from bson.objectid import ObjectId
 from bson.raw_bson import RawBSONDocument
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
@@ -82,6 +86,50 @@ class RecordKey:
         """Return 32 hexadecimal digits that stand for this key in tags and logs."""
         parts = (self.group, self.stream, self.partition, self.position, self.epoch)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+class DerivedIds:
+    """Make the ``_id`` of a record's inserts from what they are, so that a redelivery makes the same ones.
+
+    An ``_id`` follows from the record's key and the handler's name, the namespace, the document's content (moments since the
+    execution began left out, since they differ each time) and how often that content came before in the execution.
+
+    Args:
+        key: The record's key.
+        name: The handler's name.
+        now: Returns the time, with its time zone.
+    """
+
+    def __init__(self, key: RecordKey, name: str, now: Callable[[], dt.datetime]) -> None:
+        identity = (key.group, key.stream, key.partition, key.position, key.epoch, key.timestamp, key.digest, name)
+        self._identity = repr(identity).encode()
+        self._now = now
+        self._start = now()
+        self._seen: Counter[bytes] = Counter()
+        self._lock = threading.Lock()
+
+    def make(self, namespace: str, document: Mapping[str, Any], codec_options: Any) -> ObjectId:
+        """Return the ``_id`` for a document without one; a random one if it has no BSON form."""
+        content = canonical({"document": without_moments(document, self._start, self._now())}, codec_options)
+        if content is None:
+            return ObjectId()
+        hashed = hashlib.sha256(b"\0".join((self._identity, namespace.encode(), content))).digest()
+        with self._lock:  # threads of one record: two documents with one id would be taken for one
+            self._seen[hashed] += 1
+            occurrence = self._seen[hashed].to_bytes(8, "big")
+        return ObjectId(hashlib.sha256(b"saferetry-1" + hashed + occurrence).digest()[:12])
+
+
+def without_moments(value: Any, start: dt.datetime, end: dt.datetime) -> Any:
+    """Return a value in which moments of an execution, different in each, are replaced by a mark."""
+    if isinstance(value, dt.datetime):
+        moment = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
+        return "\0now" if start <= moment <= end else value
+    if isinstance(value, Mapping) and not isinstance(value, RawBSONDocument):
+        return {name: without_moments(item, start, end) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_moments(item, start, end) for item in value]
+    return value
 
 
 def _is_count(value: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import enum
 import functools
 import inspect
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
+from bson.objectid import ObjectId
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.collection import Collection
@@ -17,7 +19,8 @@ from pymongo.operations import InsertOne
 from pymongo.results import InsertOneResult
 
 from saferetry._call import Target, Terms, WriteCall
-from saferetry._identity import canonical
+from saferetry._execution import JoinedCall, Statement
+from saferetry._identity import canonical, without_moments
 from saferetry._limits import READ_COMMANDS, writes
 from saferetry._parts import (
     Inserted,
@@ -45,66 +48,73 @@ class Kind(enum.Enum):
     INSERT_MANY = enum.auto()
     BULK = enum.auto()
     SINGLE = enum.auto()  # one statement that changes one document
-    MULTI = enum.auto()  # may change many documents, or define data: never numbered
+    MULTI = enum.auto()  # may change many documents: never numbered
+    DDL = enum.auto()  # defines data: never numbered, joins no transaction
     PIPELINE = enum.auto()  # MULTI if it ends in $out or $merge, else READ
     COMMAND = enum.auto()  # MULTI unless the command is known to read
     REFUSED = enum.auto()  # not inside records
     READ = enum.auto()
+    CURSOR = enum.auto()  # a read whose first command is sent later
+    METADATA = enum.auto()  # a read beside a transaction
+    APART = enum.auto()  # a read that cannot see a transaction's own writes
 
 
 _CLIENT: Mapping[str, Kind] = {
     "bulk_write": Kind.REFUSED,
-    "drop_database": Kind.MULTI,
-    "list_database_names": Kind.READ,
-    "list_databases": Kind.READ,
-    "server_info": Kind.READ,
+    "drop_database": Kind.DDL,
+    "list_database_names": Kind.METADATA,
+    "list_databases": Kind.METADATA,
+    "server_info": Kind.METADATA,
 }
 _DATABASE: Mapping[str, Kind] = {
     "aggregate": Kind.PIPELINE,
     "command": Kind.COMMAND,
-    "create_collection": Kind.MULTI,
+    "create_collection": Kind.DDL,
     "cursor_command": Kind.COMMAND,
     "dereference": Kind.READ,
-    "drop_collection": Kind.MULTI,
-    "list_collection_names": Kind.READ,
-    "list_collections": Kind.READ,
-    "validate_collection": Kind.READ,
+    "drop_collection": Kind.DDL,
+    "list_collection_names": Kind.METADATA,
+    "list_collections": Kind.METADATA,
+    "validate_collection": Kind.APART,
 }
 _COLLECTION: Mapping[str, Kind] = {
     "aggregate": Kind.PIPELINE,
     "aggregate_raw_batches": Kind.PIPELINE,
     "bulk_write": Kind.BULK,
     "count_documents": Kind.READ,
-    "create_index": Kind.MULTI,
-    "create_indexes": Kind.MULTI,
-    "create_search_index": Kind.MULTI,
-    "create_search_indexes": Kind.MULTI,
+    "create_index": Kind.DDL,
+    "create_indexes": Kind.DDL,
+    "create_search_index": Kind.DDL,
+    "create_search_indexes": Kind.DDL,
     "delete_many": Kind.MULTI,
     "delete_one": Kind.SINGLE,
     "distinct": Kind.READ,
-    "drop": Kind.MULTI,
-    "drop_index": Kind.MULTI,
-    "drop_indexes": Kind.MULTI,
-    "drop_search_index": Kind.MULTI,
-    "estimated_document_count": Kind.READ,
+    "drop": Kind.DDL,
+    "drop_index": Kind.DDL,
+    "drop_indexes": Kind.DDL,
+    "drop_search_index": Kind.DDL,
+    "estimated_document_count": Kind.APART,
+    "find": Kind.CURSOR,
     "find_one": Kind.READ,
     "find_one_and_delete": Kind.SINGLE,
     "find_one_and_replace": Kind.SINGLE,
     "find_one_and_update": Kind.SINGLE,
-    "index_information": Kind.READ,
+    "find_raw_batches": Kind.CURSOR,
+    "index_information": Kind.METADATA,
     "insert_many": Kind.INSERT_MANY,
     "insert_one": Kind.INSERT_ONE,
-    "list_indexes": Kind.READ,
-    "list_search_indexes": Kind.READ,
-    "options": Kind.READ,
-    "rename": Kind.MULTI,
+    "list_indexes": Kind.METADATA,
+    "list_search_indexes": Kind.METADATA,
+    "options": Kind.METADATA,
+    "rename": Kind.DDL,
     "replace_one": Kind.SINGLE,
     "update_many": Kind.MULTI,
     "update_one": Kind.SINGLE,
-    "update_search_index": Kind.MULTI,
+    "update_search_index": Kind.DDL,
 }
 GUARDED: tuple[Mapping[str, Kind], ...] = (_CLIENT, _DATABASE, _COLLECTION)  # as DRIVER_TYPES
-_UNNUMBERED = (Kind.MULTI, Kind.PIPELINE, Kind.COMMAND, Kind.REFUSED)
+_READS = (Kind.READ, Kind.CURSOR, Kind.METADATA, Kind.APART)
+_UNNUMBERED = (Kind.MULTI, Kind.DDL, Kind.PIPELINE, Kind.COMMAND, Kind.REFUSED)
 
 
 class Method:
@@ -121,9 +131,10 @@ class Method:
         self.kind = kind
         self.original: Callable[..., Any] = getattr(driver_type, name)
         self.signature = inspect.signature(self.original)
+        self._driver_find_one: Any = getattr(driver_type, "find_one", None)
         self._bulk_write: Any = getattr(driver_type, "bulk_write", None)
 
-    def open(self, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WriteCall | ReadCall | None:
+    def open(self, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WriteCall | ReadCall | JoinedCall | None:
         """Return the call to be made, or None where the driver is to be called as it is.
 
         Raises:
@@ -143,6 +154,10 @@ class Method:
         record = _current(guard, self.name, is_read=is_read)
         if record is None:
             return None
+        if record.transaction is not None and self.kind is not Kind.METADATA:
+            return self._join(record, owner, client, bound, is_read=is_read)
+        if self.kind is Kind.CURSOR:
+            return None  # the driver's own retry of its first command stands
         foreign = _session_of(client, bound.arguments) is not None
         if is_read:
             invoke = functools.partial(self.original, owner, *args, **kwargs)
@@ -152,6 +167,55 @@ class Method:
         self._check(target, terms, bound.arguments)
         return self._call(record, target, bound, terms)
 
+    def _join(self, record: Record, owner: Any, client: Any, bound: inspect.BoundArguments, *, is_read: bool) -> JoinedCall:
+        self._check_joining(owner, client, bound.arguments, is_read=is_read)
+        for name, value in bound.arguments.items():
+            bound.arguments[name] = _listed(name, value)
+        plan = self._plan(Target(owner, client, guard_of(client), _namespace_of(owner)), bound, Terms(foreign=True))
+        plan.inserted.make_ids({})
+
+        def invoke(session: Any) -> Any:
+            if "session" in self.signature.parameters:
+                bound.arguments["session"] = session
+            else:
+                bound.arguments["kwargs"] = {**bound.arguments.get("kwargs", {}), "session": session}
+            return self.original(*bound.args, **bound.kwargs)
+
+        def find_one(*args: Any, **kwargs: Any) -> Any:
+            return self._driver_find_one(owner, *args, **kwargs)
+
+        return JoinedCall(
+            record.transaction,
+            record,
+            client,
+            method=self.name,
+            namespace=_namespace_of(owner),
+            is_write=not is_read,
+            find_one=find_one,
+            statement=Statement(
+                lambda: self._canonical(owner, bound.arguments, plan.inserted.made_ids, record.transaction.moments()),
+                bound.arguments["document"] if self.kind is Kind.INSERT_ONE else None,
+                getattr(owner, "codec_options", None),
+            ),
+            invoke=invoke,
+        )
+
+    def _check_joining(self, owner: Any, client: Any, arguments: Mapping[str, Any], *, is_read: bool) -> None:
+        reason = ""
+        if self.kind in (Kind.DDL, Kind.COMMAND, Kind.REFUSED, Kind.APART) or (self.kind is Kind.PIPELINE and not is_read):
+            reason = "MongoDB does not run it in a transaction"
+        elif _session_of(client, arguments) is not None:
+            reason = "it has a session of its own"
+        elif not is_read and not _is_acknowledged(owner, arguments):
+            reason = "write concern 0 asks nobody whether it was applied"
+        elif is_encrypted(client):
+            reason = "a client with auto_encryption_opts is not supported there"
+        if reason:
+            raise ConfigurationError(
+                f"{self.name} on {_namespace_of(owner)} cannot join the record's transaction ({reason}), and beside it would "
+                "wait for it or be repeated with it: call it before or after the handler"
+            )
+
     def _reads(self, arguments: Mapping[str, Any]) -> bool:
         if self.kind is Kind.PIPELINE:
             return not writes(arguments.get("pipeline"))
@@ -160,7 +224,7 @@ class Method:
             name = command if isinstance(command, str) else next(iter(command), "") if isinstance(command, Mapping) else ""
             parts = {**(command if isinstance(command, Mapping) else {}), **arguments.get("kwargs", {})}  # as the driver does
             return name in READ_COMMANDS and not writes(parts.get("pipeline"))
-        return self.kind is Kind.READ
+        return self.kind in _READS
 
     def _check(self, target: Target, terms: Terms, arguments: Mapping[str, Any]) -> None:
         if self.kind is Kind.REFUSED:
@@ -201,8 +265,16 @@ class Method:
             earlier.resume(target, plan)
             return earlier
         record.unknown_call = None
-        plan.inserted.make_ids({})
+        plan.inserted.make_ids({}, self._deriving(record, target))
         return WriteCall(record, target, self.name, plan, terms)
+
+    @staticmethod
+    def _deriving(record: Record, target: Target) -> Callable[[Any], ObjectId] | None:
+        """Return what makes ids from documents, where the handler asked for that."""
+        ids = record.derived_ids
+        if ids is None:
+            return None
+        return lambda document: ids.make(target.namespace, document, target.owner.codec_options)
 
     # plans
 
@@ -210,11 +282,7 @@ class Method:
         """Return what the call comes to; nothing of the user's is changed yet."""
         arguments = bound.arguments
         inserted = self._inserted(arguments)
-        codec_options = getattr(target.owner, "codec_options", None)
-        compared = {name: value for name, value in arguments.items() if name not in ("self", "session")}
-
-        def fingerprint(made_ids: Mapping[int, Any]) -> bytes | None:
-            return canonical({**compared, **self._without_made_ids(arguments, made_ids)}, codec_options)
+        fingerprint = functools.partial(self._canonical, target.owner, arguments)
 
         def invoke(owner: Any) -> Any:
             return self.original(owner, *bound.args[1:], **bound.kwargs)
@@ -232,6 +300,20 @@ class Method:
             plan = self._cut(plan, target, requests, arguments)
             return replace(plan, conclude=lambda _: insert_many_result(documents))
         return plan  # where the arguments are wrong, the driver says so
+
+    def _canonical(
+        self,
+        owner: Any,
+        arguments: Mapping[str, Any],
+        made_ids: Mapping[int, Any],
+        moments: tuple[dt.datetime, dt.datetime] | None = None,
+    ) -> bytes | None:
+        """Return a call in a form that can be compared, without made ids and without the moments of an execution."""
+        compared = {name: value for name, value in arguments.items() if name not in ("self", "session")}
+        compared |= self._without_made_ids(arguments, made_ids)
+        if moments is not None:
+            compared = without_moments(compared, *moments)
+        return canonical(compared, getattr(owner, "codec_options", None))
 
     def _cut(self, plan: Plan, target: Target, requests: Sequence[Any], arguments: Mapping[str, Any]) -> Plan:
         options = {name: value for name, value in arguments.items() if name not in ("self", "requests", "documents")}

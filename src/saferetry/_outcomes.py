@@ -142,7 +142,8 @@ class Facts:
         acknowledged: Write concern above 0.
         foreign: It ran on a session of the user's.
         mongos: The server was a mongos.
-        own_duplicate: The error is a duplicate of the very ``_id`` that was made for this call.
+        own_duplicate: The error is a duplicate of the very ``_id`` that was made for this call, and that an earlier send, or an
+            earlier delivery of the record, can have put there.
     """
 
     reading: Reading
@@ -211,7 +212,7 @@ RULES: tuple[tuple[str, Callable[[Facts], bool], Outcome], ...] = (
     ),
     ("nobody was asked", lambda f: not f.acknowledged, Outcome.UNVERIFIABLE),
     ("acknowledged", _is(Signal.SUCCESS), Outcome.APPLIED),
-    ("the duplicate is our own first copy", lambda f: f.own_duplicate and not f.only_send, Outcome.APPLIED),
+    ("the duplicate is our own first copy", lambda f: f.own_duplicate, Outcome.APPLIED),
     ("applied, durability unknown", lambda f: _is(Signal.WRITE_CONCERN)(f) and not f.multi, Outcome.APPLIED),
     ("applied, durability unknown (multi)", lambda f: _is(Signal.WRITE_CONCERN)(f) and f.only_send, Outcome.APPLIED),
     ("a session of the user's", lambda f: f.foreign, Outcome.UNKNOWN),

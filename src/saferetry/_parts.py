@@ -97,14 +97,22 @@ class Inserted:
     def __init__(self, documents: Mapping[int, Any]) -> None:
         self.documents = documents
         self.made_ids: dict[int, Any] = {}
+        self.are_derived = False
 
-    def make_ids(self, earlier: Mapping[int, Any]) -> None:
-        """Give each document without ``_id`` one, as the driver would; the earlier ones if the call is a repetition."""
+    def make_ids(self, earlier: Mapping[int, Any], derive: Callable[[Any], ObjectId] | None = None) -> None:
+        """Give each document without ``_id`` one, as the driver would.
+
+        Args:
+            earlier: Those of the call that this one repeats.
+            derive: Makes them from the documents, where they are to be the same after a redelivery.
+        """
+        self.are_derived = derive is not None
         for position, document in self.documents.items():
             if isinstance(document, RawBSONDocument) or not hasattr(document, "__setitem__"):
                 continue  # the server makes it, or the driver refuses the document
             if "_id" not in document:
-                document["_id"] = self.made_ids[position] = earlier.get(position) or ObjectId()
+                made = earlier.get(position) or (derive(document) if derive is not None else ObjectId())
+                document["_id"] = self.made_ids[position] = made
             elif position in earlier and document["_id"] == earlier[position]:
                 self.made_ids[position] = earlier[position]
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from saferetry._budget import Budget
-from saferetry._identity import RecordKey
+from saferetry._identity import DerivedIds, RecordKey
 from saferetry._outcomes import Outcome, WriteView
 from saferetry._seam import SCOPE
 from saferetry._settings import Settings
@@ -73,6 +73,8 @@ class Record:
         if settings.tag and key is not None:
             self.tag = {"saferetry": {"record": key.hashed(), "execution": execution}}
         self.longest_call = 0.0  # seconds
+        self.derived_ids: DerivedIds | None = None
+        self.transaction: Any = None  # the execution whose transaction its operations join
         self.unknown_call: Any = None  # the last write call, if it ended UNKNOWN: an equal next one is its repetition
         self._budget = budget
         self._writes: list[Write] = []
@@ -103,7 +105,16 @@ class Record:
         self._effect = self._effect or reason
 
     def note_unannounced(self, command_name: str) -> None:
-        """Take note of a write that no guarded method announced."""
+        """Take note of a write that no guarded method announced.
+
+        Raises:
+            ConfigurationError: The record's transaction, beside which it would be sent, would not undo it.
+        """
+        if self.transaction is not None:
+            raise ConfigurationError(
+                f"the command {command_name} comes past the guarded methods: beside the record's transaction it would be "
+                "repeated with it. Get the collection from the guarded client, after wrap(): client['database']['collection']"
+            )
         self.note_effect(f"the command {command_name} was sent past the guarded methods")
 
     def effect(self) -> str:
@@ -127,6 +138,7 @@ class Record:
         outer = SCOPE.get()
         if isinstance(outer, Record) and not outer.ended:
             self._outer = outer
+            self.transaction = self.transaction or outer.transaction
             self._budget = self._budget.within(outer.budget)
         SCOPE.set(self)
         OPEN_RECORDS.add(self._thread, self)

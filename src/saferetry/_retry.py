@@ -14,8 +14,9 @@ from typing import Any
 from tenacity import AsyncRetrying, Retrying
 
 from saferetry._call import Command, WriteCall
+from saferetry._execution import JoinedCall
 from saferetry._read import ReadCall
-from saferetry._seam import cancel, cancel_async
+from saferetry._seam import CANCEL_SECONDS, cancel, cancel_async, unguarded
 
 
 def write(call: WriteCall) -> Any:
@@ -26,6 +27,10 @@ def write(call: WriteCall) -> Any:
     """
     try:
         for command in call.commands():
+            if ids := call.ids_to_look_for(command):
+                call.take_found(command, _look_for(call, ids))
+            if command.is_done:
+                continue
             Retrying(sleep=time.sleep, **call.controls(command))(_send, call, command)
     except BaseException as exc:
         for address in call.give_up(exc):
@@ -39,6 +44,11 @@ def _send(call: WriteCall, command: Command) -> None:
         command.result = command.part.invoke(call.target.owner)
 
 
+def _look_for(call: WriteCall, ids: list[Any]) -> list[Any]:
+    find = unguarded(call.target.owner).find
+    return find({"_id": {"$in": ids}}, {"_id": 1}).to_list()  # type: ignore[no-any-return]
+
+
 def read(call: ReadCall) -> Any:
     """Make a read call, again while its error is a passing one."""
     return Retrying(sleep=time.sleep, **call.controls())(_ask, call)
@@ -49,6 +59,24 @@ def _ask(call: ReadCall) -> Any:
         return call.invoke()
 
 
+def join(call: JoinedCall) -> Any:
+    """Make a call inside the record's transaction."""
+    execution = call.execution
+    with execution.lock:
+        execution.check(call.client)
+        if execution.is_waiting:
+            with execution.beginning():
+                execution.begin(execution, call.client)
+            execution.check(call.client)
+        lesson = call.lesson()
+        with call.joining():
+            is_there = lesson is not None and call.look_up() is not None
+        if lesson is not None and is_there:
+            raise lesson.error
+        with call.joining():
+            return call.invoke()
+
+
 async def write_async(call: WriteCall) -> Any:
     """Make a write call: each command until it is settled, or given up.
 
@@ -57,6 +85,10 @@ async def write_async(call: WriteCall) -> Any:
     """
     try:
         for command in call.commands():
+            if ids := call.ids_to_look_for(command):
+                call.take_found(command, await _look_for_async(call, ids))
+            if command.is_done:
+                continue
             await AsyncRetrying(sleep=asyncio.sleep, **call.controls(command))(_send_async, call, command)
     except BaseException as exc:
         for address in call.give_up(exc):
@@ -70,6 +102,11 @@ async def _send_async(call: WriteCall, command: Command) -> None:
         command.result = await command.part.invoke(call.target.owner)
 
 
+async def _look_for_async(call: WriteCall, ids: list[Any]) -> list[Any]:
+    find = unguarded(call.target.owner).find
+    return await find({"_id": {"$in": ids}}, {"_id": 1}).to_list()  # type: ignore[no-any-return]
+
+
 async def read_async(call: ReadCall) -> Any:
     """Make a read call, again while its error is a passing one."""
     return await AsyncRetrying(sleep=asyncio.sleep, **call.controls())(_ask_async, call)
@@ -80,6 +117,28 @@ async def _ask_async(call: ReadCall) -> Any:
         return await call.invoke()
 
 
+async def join_async(call: JoinedCall) -> Any:
+    """Make a call inside the record's transaction."""
+    execution = call.execution
+    async with execution.async_lock:
+        execution.check(call.client)
+        if execution.is_waiting:
+            with execution.beginning():
+                await execution.begin(execution, call.client)
+            execution.check(call.client)
+        lesson = call.lesson()
+        with call.joining():
+            is_there = lesson is not None and await call.look_up() is not None
+        if lesson is not None and is_there:
+            raise lesson.error
+        with call.joining():
+            return await call.invoke()
+
+
 async def _shielded(fn: Callable[..., Any], *args: Any) -> None:
-    """Run to its end although the task may be cancelled again; outside the record, whose time may be up."""
-    await asyncio.shield(asyncio.get_running_loop().create_task(fn(*args), context=Context()))
+    """Run to its end although this task may be cancelled again; outside the record, whose time may be up.
+
+    Waited for a little longer than it may take by itself, since it may wait for a lock of the driver's that has no limit.
+    """
+    task = asyncio.get_running_loop().create_task(fn(*args), context=Context())
+    await asyncio.wait({task}, timeout=2 * CANCEL_SECONDS)

@@ -6,6 +6,7 @@ Read and run with PyMongo 4.9.2, 4.13.2, 4.15.5, 4.16.0, 4.17.0, 4.18.0, 4.19.0 
   in a driver call of ours, our address in place of a pooled server session.
 - ``ClientSession._apply_to``: called for every command sent on a session, the driver's own resends included; the
   command gets its limit, its tag and its statement id there, and the send is counted.
+- ``MongoClient._run_operation``: called for every batch of a cursor, whose error must be seen.
 - ``_Bulk`` and the requests' ``_add_to_bulk``: the driver's own validation and statements of a bulk, before it is cut.
 - ``_csot.get_timeout`` and ``remaining``: whether ``timeoutMS`` or ``pymongo.timeout`` is in force, and what is left of it.
 """
@@ -32,15 +33,19 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.asynchronous.mongo_client import AsyncMongoClient
 from pymongo.operations import DeleteMany, DeleteOne, InsertOne, ReplaceOne, UpdateMany, UpdateOne
+from pymongo.read_concern import ReadConcern
+from pymongo.read_preferences import ReadPreference
 from pymongo.synchronous.bulk import _Bulk
 from pymongo.synchronous.client_session import ClientSession
 from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
 from pymongo.synchronous.mongo_client import MongoClient
+from pymongo.write_concern import WriteConcern
 
 from saferetry._addresses import LONGEST_IDLE, Address, AddressPool
 from saferetry._limits import READ_COMMANDS, SHORTEST_SOCKET_TIMEOUT_MS, Limits, is_too_long, limit_of
 from saferetry._settings import Settings
+from saferetry._slots import Slots
 from saferetry.errors import ConfigurationError, DriverMismatchError, UnprotectedWriteError
 
 logger = logging.getLogger("saferetry")
@@ -52,6 +57,7 @@ DRIVER_TYPES: tuple[type[Any], ...] = (MongoClient, Database, Collection)
 ASYNC_DRIVER_TYPES: tuple[type[Any], ...] = (AsyncMongoClient, AsyncDatabase, AsyncCollection)
 REQUEST_TYPES = (InsertOne, UpdateOne, UpdateMany, ReplaceOne, DeleteOne, DeleteMany)
 _FIRST_DRIVER = (4, 9)
+OVER = "the execution that this task or thread belongs to is over: wait for it in the handler"
 
 
 # the driver's shape
@@ -71,6 +77,7 @@ def check_driver() -> None:
     ):
         missing += _lacks(client, "_ensure_session", ["self", "session"])
         missing += _lacks(client, "_return_server_session", ["self", "server_session"])
+        missing += _lacks(client, "_run_operation", ["self", "operation"])
         missing += _lacks(session, "_apply_to", ["self", "command", "is_retryable", "read_preference", "conn"])
         missing += _lacks(session, "_start_retryable_write", ["self"])
         missing += _lacks(bulk, "__init__", ["self", "collection", "ordered", "bypass_document_validation"])
@@ -233,8 +240,11 @@ class GuardedSession(ClientSession):
     _saferetry_call: DriverCall | None = None
     _saferetry_limit: int | None = None
     _saferetry_given: int | None = None
+    _saferetry_cap: int | None = None
+    _saferetry_execution: Any = None
 
     def _apply_to(self, command: Any, is_retryable: bool, read_preference: Any, conn: Any) -> None:  # noqa: FBT001
+        _check_open(self, command)
         super()._apply_to(command, is_retryable, read_preference, conn)
         _dress(self, command, is_retryable, conn)
 
@@ -245,8 +255,11 @@ class AsyncGuardedSession(AsyncClientSession):
     _saferetry_call: DriverCall | None = None
     _saferetry_limit: int | None = None
     _saferetry_given: int | None = None
+    _saferetry_cap: int | None = None
+    _saferetry_execution: Any = None
 
     def _apply_to(self, command: Any, is_retryable: bool, read_preference: Any, conn: Any) -> None:  # noqa: FBT001
+        _check_open(self, command)
         super()._apply_to(command, is_retryable, read_preference, conn)
         _dress(self, command, is_retryable, conn)
 
@@ -271,6 +284,68 @@ def adopt_session(client: Any, session: Any) -> None:
     session._saferetry_call = call
     if call.address is not None:
         session._server_session = PinnedServerSession(call.address)
+
+
+def raw_database(client: Any, name: str) -> Any:
+    """Return the driver's own database, past the guarded methods."""
+    return (AsyncDatabase if isinstance(client, AsyncMongoClient) else Database)(client, name)
+
+
+def unguarded(collection: Any) -> Any:
+    """Return the driver's own collection, reading from the primary."""
+    raw = raw_database(collection.database.client, collection.database.name)
+    return raw.get_collection(collection.name, codec_options=collection.codec_options, read_preference=ReadPreference.PRIMARY)
+
+
+def is_async_database(database: Any) -> bool:
+    """Whether a database belongs to an AsyncMongoClient."""
+    return isinstance(database, AsyncDatabase)
+
+
+def open_session(client: Any, address: Address, cap_ms: int | None) -> Any:
+    """Return a session for a transaction at an address of ours.
+
+    Args:
+        client: A guarded client.
+        address: Session id and number.
+        cap_ms: The longest ``maxTimeMS`` of its commands until ``let_join``.
+    """
+    session = client.start_session(causal_consistency=False)
+    session.__class__ = _GUARDED_SESSIONS[type(session)]
+    session._server_session = PinnedServerSession(address)
+    session._saferetry_cap = cap_ms
+    return session
+
+
+def let_join(session: Any, execution: Any) -> None:
+    """Let the operations of an execution join a session's transaction, with the limits that they have elsewhere."""
+    session._saferetry_cap = None
+    session._saferetry_execution = execution
+
+
+def execution_of(operation: Any) -> Any:
+    """Return the execution in whose transaction a cursor fetches a batch; None elsewhere, and in a call that watches itself."""
+    return None if in_driver_call() else getattr(operation.session, "_saferetry_execution", None)
+
+
+def _check_open(session: Any, command: Mapping[str, Any]) -> None:
+    """Refuse a statement whose transaction is over: the driver would send it outside any.
+
+    Raises:
+        ConfigurationError: It is.
+    """
+    is_over = session._saferetry_execution is not None and not session.in_transaction
+    if is_over and next(iter(command)) != "killCursors":
+        raise ConfigurationError(OVER)
+
+
+def transaction_options() -> dict[str, Any]:
+    """Return the options of a record's transaction, whatever the client says."""
+    return {
+        "read_concern": ReadConcern("snapshot"),
+        "write_concern": WriteConcern("majority"),
+        "read_preference": ReadPreference.PRIMARY,
+    }
 
 
 def _dress(session: Any, command: MutableMapping[str, Any], is_retryable: bool, conn: Any) -> None:  # noqa: FBT001
@@ -299,7 +374,7 @@ def _dress(session: Any, command: MutableMapping[str, Any], is_retryable: bool, 
         call.wire_version = conn.max_wire_version
         if call.statement_id and is_retryable:
             command["stmtId"] = call.statement_id
-    elif inside and scope is not None:
+    elif inside and scope is not None and session._implicit:
         scope.note_unannounced(name)
     if inside and scope is not None and scope.tag and name in _TAGGED and conn.max_wire_version >= COMMENT_ON_WRITES:
         command.setdefault("comment", scope.tag)
@@ -328,6 +403,8 @@ def _limit(session: Any, guard: Guard, command: MutableMapping[str, Any], remain
     if given is not None:
         command["maxTimeMS"] = given
     limit = limit_of(guard.limits, command, remaining)
+    if session._saferetry_cap is not None:
+        limit = min(limit or session._saferetry_cap, session._saferetry_cap)
     if limit is None:
         return
     if given and is_too_long(guard.limits, given):
@@ -357,6 +434,8 @@ class Guard:
     limits: Limits
     rng: random.Random
     pool: AddressPool = field(default_factory=AddressPool)
+    slots: Slots = field(default_factory=Slots)
+    prepared_markers: set[str] = field(default_factory=set)
     warned: set[str] = field(default_factory=set)
 
     def warn_once(self, cause: str, message: str) -> None:

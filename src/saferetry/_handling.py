@@ -1,0 +1,248 @@
+"""The handling of one record by a handler: its executions, one after another, and what is told to a recoverer."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import inspect
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from tenacity import RetryCallState, retry_if_exception
+
+from saferetry._budget import Budget
+from saferetry._identity import DerivedIds, RecordKey
+from saferetry._outcomes import WriteView
+from saferetry._policy import FullJitter, enough_time
+from saferetry._record import Record, current_record
+from saferetry._seam import guard_of
+from saferetry._settings import Settings
+from saferetry.errors import (
+    ConfigurationError,
+    KeyReusedError,
+    PartitionLostError,
+    RetryRefusedError,
+    SafeRetryError,
+    TakenOverError,
+    UnsettledWriteError,
+)
+
+logger = logging.getLogger("saferetry")
+
+Reason = Literal["failed", "exhausted", "refused", "unsettled", "fatal", "key_reused"]
+Exceptions = type[BaseException] | tuple[type[BaseException], ...]
+BudgetOf = float | Callable[[Any], "Budget | float"]
+KeyOf = RecordKey | str | tuple[Any, ...] | Callable[[Any], Any]
+
+_NOT_RECOVERED = (ConfigurationError, TakenOverError, PartitionLostError)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Tell a recoverer what a handler could not do.
+
+    Attributes:
+        key: The record's key.
+        argument: The handler's first argument (after ``self``).
+        exception: What left the record.
+        reason: "failed" (an error that is not retried), "exhausted" (executions or budget spent), "refused" (another execution
+            could repeat an effect), "unsettled" (strict: a write of unknown outcome was passed over), "fatal" (named so),
+            "key_reused".
+        execution: Number of the last execution, the first is 1.
+        writes: What the last execution wrote, oldest first.
+    """
+
+    key: RecordKey | None
+    argument: Any
+    exception: Exception
+    reason: Reason
+    execution: int
+    writes: tuple[WriteView, ...]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Hold what the decorator was given."""
+
+    key: KeyOf | None
+    client: Any
+    budget: BudgetOf | None
+    retry_on: Exceptions
+    fatal: Exceptions
+    recoverer: Callable[[Failure], Any] | None
+    name: str
+    digest: Callable[[Any], bytes] | None = None
+    store_result: bool = False
+    is_named: bool = False
+    derive_ids: bool = False
+
+    @functools.cached_property
+    def settings(self) -> Settings:
+        """The settings for executions, waits and budget, as they are at the first call."""
+        return guard_of(self.client).settings if self.client is not None else Settings.from_env()
+
+
+@dataclass
+class Handling:
+    """Be the handling of one record: its executions, one after another."""
+
+    rules: Rules
+    settings: Settings
+    key: RecordKey | None
+    argument: Any
+    budget: Budget
+    record: Record | None = None
+    executions: int = 0
+    longest: float = 0.0  # seconds
+    reason: Reason = "failed"
+
+    @classmethod
+    def of(cls, rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handling:
+        """Return the handling of a call; the argument is the first one after self."""
+        settings = rules.settings
+        argument = args[0] if args else next(iter(kwargs.values()), None)
+        key = _key_of(rules.key, argument)
+        if key is not None:
+            key = replace(key, group=key.group or settings.group, epoch=key.epoch or settings.epoch)
+        return cls(rules, settings, key, argument, _budget_of(rules, settings, argument))
+
+    @functools.cached_property
+    def rng(self) -> random.Random:
+        """The jitter of its waits."""
+        return random.Random(self.settings.seed)  # noqa: S311 - jitter, no secret
+
+    def controls(self) -> dict[str, Any]:
+        """Return tenacity's rules for the executions."""
+        return {
+            "retry": retry_if_exception(self.asks_again),
+            "stop": self._stop,
+            "wait": self._wait,
+            "reraise": True,
+        }
+
+    def _wait(self, state: RetryCallState) -> float:
+        return FullJitter(self.settings, self.rng)(state)
+
+    @contextmanager
+    def execution(self) -> Iterator[None]:
+        """Be one execution."""
+        self.executions += 1
+        self.record = Record(
+            self.key, budget=self.budget, settings=self.settings, name=self.rules.name, execution=self.executions
+        )
+        if self.rules.derive_ids and self.key is not None:
+            self.record.derived_ids = DerivedIds(self.key, self.rules.name, lambda: dt.datetime.now(dt.UTC))
+        started = time.monotonic()
+        self.record.enter()
+        try:
+            yield
+        except BaseException as exc:
+            self.record.leave(exc)
+            is_last = self.executions >= self.settings.max_executions
+            if not is_last and self.asks_again(exc) and (effect := self.record.effect()):
+                raise self._refusal(self.record, effect) from exc
+            raise
+        else:
+            self.record.leave(None)
+        finally:
+            self.longest = max(self.longest, time.monotonic() - started)
+
+    def asks_again(self, exc: BaseException) -> bool:
+        """Whether the user named this exception as one after which to execute again; a cancellation never is."""
+        if not isinstance(exc, Exception) or self.settings.disabled:
+            return False
+        return isinstance(exc, self.rules.retry_on) and not isinstance(exc, (SafeRetryError, *as_tuple(self.rules.fatal)))
+
+    def _refusal(self, record: Record, effect: str) -> RetryRefusedError:
+        return RetryRefusedError(
+            f"the handler {record.label()} was not executed again: {effect}, and would be repeated. Let its writes be "
+            'repeatable() where they are, write only at its end, or use guarantee "transaction"',
+            writes=record.writes,
+            reason=effect,
+        )
+
+    def _stop(self, state: RetryCallState) -> bool:
+        spent = self.executions >= self.settings.max_executions
+        if spent or not enough_time(self.budget.remaining(), state.upcoming_sleep, self.longest):
+            self.reason = "exhausted"
+            return True
+        logger.debug("%s: executed again in %.3f s", self.rules.name, state.upcoming_sleep)
+        return False
+
+    def failure(self, exc: Exception) -> Failure:
+        """Return what the recoverer is told."""
+        return Failure(
+            self.key,
+            self.argument,
+            exc,
+            self._reason_of(exc),
+            self.executions,
+            self.record.writes if self.record is not None else (),
+        )
+
+    def _reason_of(self, exc: Exception) -> Reason:
+        match exc:
+            case RetryRefusedError():
+                return "refused"
+            case UnsettledWriteError():
+                return "unsettled"
+            case KeyReusedError():
+                return "key_reused"
+        return "fatal" if isinstance(exc, self.rules.fatal) else self.reason
+
+    def finished(self, result: Any, whose: str = "handler") -> Any:
+        """Return a result that is one, and not work still to be done after the record has ended.
+
+        Raises:
+            ConfigurationError: It is a generator or a coroutine.
+        """
+        if inspect.isgenerator(result) or inspect.isasyncgen(result) or inspect.iscoroutine(result):
+            if not inspect.isasyncgen(result):
+                result.close()
+            raise ConfigurationError(
+                f"the {whose} {self.rules.name} returned a {type(result).__name__}, whose work would run after the record has "
+                "ended: return a finished value, and declare a coroutine function with async def"
+            )
+        return result
+
+    def recoverer_for(self, exc: Exception) -> Callable[[Failure], Any] | None:
+        """Return who takes over, if anybody; not inside a transaction that fails, or is executed again, as a whole."""
+        outer = current_record()
+        if outer is not None and outer.transaction is not None and outer.transaction.doomed is not None:
+            return None
+        return None if isinstance(exc, _NOT_RECOVERED) else self.rules.recoverer
+
+
+def as_tuple(kinds: Any) -> tuple[Any, ...]:
+    return kinds if isinstance(kinds, tuple) else (kinds,)
+
+
+def _key_of(key: KeyOf | None, argument: Any) -> RecordKey | None:
+    if key is None:
+        return None
+    if not callable(key):
+        return RecordKey.of(key)
+    if argument is None or isinstance(argument, list):
+        raise ConfigurationError(
+            f"handler: key= was to be made from {'None' if argument is None else 'a list'}: call the handler with one record"
+        )
+    made = key(argument)
+    if made is None or isinstance(made, list):
+        raise ConfigurationError(
+            f"handler: the key callable returned {'None' if made is None else 'a list'}; it must return a RecordKey, a text or "
+            "(stream, partition, position)"
+        )
+    return RecordKey.of(made)
+
+
+def _budget_of(rules: Rules, settings: Settings, argument: Any) -> Budget:
+    given = rules.budget(argument) if callable(rules.budget) else rules.budget
+    if not isinstance(given, Budget):
+        given = Budget(settings.budget_ms / 1000 if given is None else given)
+    outer = current_record()
+    return given if outer is None else given.within(outer.budget)

@@ -1,0 +1,84 @@
+"""Slots: the server sessions in which the transactions of records run, the same in every process.
+
+A record's slot follows from its identity, so that a new execution of it, here or elsewhere, starts its transaction on the same
+session with a higher number: the server then aborts what a dead or stalled execution left open, and refuses its next
+statement. Slots are bounded, since the server keeps every session it has seen for half an hour.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import uuid
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from bson.binary import UUID_SUBTYPE, Binary
+from bson.int64 import Int64
+
+from saferetry._addresses import Address
+from saferetry._identity import RecordKey
+
+# All processes of all releases must agree on these.
+_NAMESPACE = uuid.UUID("6d2f0c52-6b0f-5a3c-9a55-1f5f6a0e7c11")
+_SCHEME = 1
+_POSITIONS = 256
+_HASHED = 65_536
+
+
+def slot_of(key: RecordKey, name: str, marker_database: str) -> uuid.UUID:
+    """Return the session id in which a record's transactions run."""
+    identity: tuple[object, ...]
+    if key.position is None:
+        digest = hashlib.sha256(repr((name, key.group, key.epoch, key.stream, key.partition)).encode()).digest()
+        identity = (_SCHEME, marker_database, int.from_bytes(digest[:8], "big") % _HASHED)
+    else:
+        place = (key.stream, key.partition, key.position % _POSITIONS)
+        identity = (_SCHEME, marker_database, name, key.group, key.epoch, *place)
+    return uuid.uuid5(_NAMESPACE, repr(identity))
+
+
+@dataclass
+class _Slot:
+    last_number: int = 0
+    holders: list[Hashable] = field(default_factory=list)
+
+
+class Slots:
+    """Know which slots this process uses, and their last numbers; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slots: dict[uuid.UUID, _Slot] = {}
+
+    def try_take(self, slot: uuid.UUID, key: Hashable) -> bool:
+        """Take a slot that is free or taken for the same key; another key has to wait."""
+        with self._lock:
+            taken = self._slots.setdefault(slot, _Slot())
+            if any(holder != key for holder in taken.holders):
+                return False
+            taken.holders.append(key)
+            return True
+
+    def give_back(self, slot: uuid.UUID, key: Hashable) -> None:
+        """Give back what was taken once."""
+        with self._lock:
+            self._slots[slot].holders.remove(key)
+
+    def address(self, slot: uuid.UUID, now: float, newer: int = 0) -> Address:
+        """Return the slot with a number above all known ones.
+
+        Args:
+            slot: A slot that was taken.
+            now: Seconds since 1970; the clocks of several processes make the numbers rise.
+            newer: A number that the server said was newer.
+        """
+        with self._lock:
+            taken = self._slots[slot]
+            taken.last_number = max(int(now * 1_000_000), taken.last_number + 1, newer + 1)
+            return Address({"id": Binary(slot.bytes, UUID_SUBTYPE)}, Int64(taken.last_number))
+
+    def in_use(self) -> bool:
+        """Whether some record of this process has a slot."""
+        with self._lock:
+            return any(slot.holders for slot in self._slots.values())

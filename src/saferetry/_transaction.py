@@ -1,0 +1,497 @@
+"""Guarantee "transaction": a record's operations and its marker are one transaction, whoever executes it how often.
+
+An execution takes the record's slot (``_slots``) over from whatever was open there, inserts the marker, runs the handler, whose
+operations join (``_methods``), and commits. A marker that is there already says that the record is done. The loops stand twice,
+for threads and for asyncio; what they decide by is in ``_handling_transaction`` and ``_execution``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pymongo
+from pymongo.errors import DuplicateKeyError, PyMongoError
+from tenacity import AsyncRetrying, Retrying
+
+from saferetry._execution import Execution, State, Verdict
+from saferetry._marker import TTL_KEY, index_question, is_unauthorized, says_index
+from saferetry._process import awaited
+from saferetry._seam import DriverCall, cancel, cancel_async, driver_call, open_session, transaction_options
+from saferetry._transaction_handling import LAST_SECONDS, Start, TransactionHandling
+from saferetry.errors import KeyReusedError
+
+logger = logging.getLogger("saferetry")
+
+POLL = 0.01  # seconds between two looks at a marker, or at a slot that is in use
+
+
+def handle(handling: TransactionHandling, fn: Callable[[], Any]) -> Any:
+    """Handle a record.
+
+    Raises:
+        Exception: What left the last execution, unless a recoverer took it.
+    """
+    try:
+        outer = handling.outer_execution()
+        if outer is None:
+            Retrying(sleep=time.sleep, **handling.controls())(_execute, handling, fn)
+        else:
+            _join_outer(handling, outer, fn)
+    except Exception as exc:  # noqa: BLE001 - it leaves, or a recoverer takes it
+        error = handling.final_error(exc)
+        recoverer = handling.recoverer_for(error)
+        if recoverer is None or (was_done := _was_done(handling)) is None:
+            raise error from (exc if error is not exc else exc.__cause__)
+        if not was_done:
+            return handling.finished(recoverer(handling.failure(error)), "recoverer")
+    return handling.answer
+
+
+def _execute(handling: TransactionHandling, fn: Callable[[], Any]) -> None:
+    with handling.opened(_begin) as execution:
+        error: BaseException | None = None
+        try:
+            if handling.rules.client is not None:
+                _begin(handling, execution, handling.rules.client)
+            if execution.state is not State.DONE_BEFORE:
+                handling.result = handling.finished(fn())
+                _store_result(handling, execution)
+        except BaseException as exc:  # noqa: BLE001 - judged below
+            error = exc
+        verdict = execution.judge(error)
+        if verdict is Verdict.COMMIT:
+            verdict, error = _commit(handling, execution)
+        if verdict is Verdict.ASK:
+            verdict = _ask(handling, error or execution.doomed)
+        if verdict is Verdict.DONE:
+            return
+        _abort(execution)
+        raise handling.follow(execution, verdict, error)
+
+
+def _begin(handling: TransactionHandling, execution: Execution, client: Any) -> None:
+    """Take the slot over and insert the marker, or find that the record is done."""
+    marker = handling.bind(execution, client)
+    _prepare_markers(handling)
+    while not handling.try_take_slot():
+        time.sleep(POLL)
+    start = Start(handling)
+    while True:
+        session = open_session(client, start.address, start.patience_ms)
+        session.start_transaction(**transaction_options())
+        try:
+            marker.raw(client).insert_one(marker.document(), session=session)
+        except DuplicateKeyError as exc:
+            found = _find_committed(handling, exc)
+            if found is not None:
+                handling.skip(execution, found)
+                return
+            time.sleep(POLL)
+            start.renew()  # no majority has it yet: a failover may have taken it back
+        except PyMongoError as exc:
+            if start.must_cancel(exc):
+                cancel(client, start.address)
+            elif not start.must_go_on(exc):
+                execution.doom(exc)
+                raise
+            start.renew()
+        else:
+            execution.open(session)
+            return
+
+
+def _prepare_markers(handling: TransactionHandling) -> None:
+    """Look for the index that lets markers expire, and make it where it is missing."""
+    if not handling.must_prepare_markers():
+        return
+    marker = handling.bound_marker()
+    try:
+        if _lacks_index(handling):
+            with driver_call(DriverCall(handling.client)):
+                marker.raw(handling.client).create_index(TTL_KEY, **handling.index_options())
+    except PyMongoError as exc:
+        handling.take_index_error(exc)
+
+
+def _lacks_index(handling: TransactionHandling) -> bool:
+    raw = handling.bound_marker().raw(handling.client)
+    try:
+        return handling.lacks_index(raw.index_information())
+    except PyMongoError as exc:
+        if not is_unauthorized(exc):
+            raise
+    try:
+        return not says_index(raw.database.command(index_question(handling.bound_marker())))
+    except PyMongoError:
+        return True
+
+
+def _find_committed(handling: TransactionHandling, exc: DuplicateKeyError) -> Any:
+    """Return the marker that somebody committed, once a majority has it, or None."""
+    try:
+        found = _find_marker(handling)
+    except PyMongoError as error:
+        raise handling.unconfirmed() from error
+    if found is None and not handling.budget.remaining():
+        raise handling.unconfirmed() from exc
+    return found
+
+
+def _find_marker(handling: TransactionHandling) -> Any:
+    """Return the record's marker as the majority has it, or None."""
+    marker = handling.bound_marker()
+    while True:
+        try:
+            with pymongo.timeout(max(handling.budget.remaining(), LAST_SECONDS)):
+                return marker.majority(handling.client).find_one(marker.filter)
+        except PyMongoError as exc:
+            handling.check_asking(exc)
+            time.sleep(POLL)
+
+
+def _ask(handling: TransactionHandling, error: BaseException | None) -> Verdict:
+    try:
+        while (found := _find_marker(handling)) is None and handling.must_ask_again():
+            time.sleep(POLL)
+        return handling.after_asking(found, error)
+    except PyMongoError:
+        return handling.unanswered()
+
+
+def _store_result(handling: TransactionHandling, execution: Execution) -> None:
+    update = handling.result_to_store(execution)
+    if update is None:
+        return
+    marker = handling.bound_marker()
+    try:
+        marker.raw(handling.client).update_one(marker.filter, update, session=execution.session)
+    except BaseException as exc:
+        execution.doom(exc)
+        raise handling.unstorable(exc) from exc
+
+
+def _commit(handling: TransactionHandling, execution: Execution) -> tuple[Verdict, BaseException | None]:
+    if execution.state is State.WAITING:
+        return Verdict.DONE, None  # nothing was read or written
+    execution.committing = True
+    tries = 0
+    while True:
+        try:
+            execution.session.commit_transaction()
+        except PyMongoError as exc:
+            tries += 1
+            verdict, wait = handling.after_failed_commit(exc, tries)
+            if verdict is Verdict.FINAL:
+                return _settle_commit(handling, exc)
+            if verdict is Verdict.ASK:
+                return verdict, exc
+            time.sleep(wait)
+        except BaseException:
+            handling.is_commit_unknown = True
+            raise
+        else:
+            execution.state = State.COMMITTED
+            return Verdict.DONE, None
+
+
+def _settle_commit(handling: TransactionHandling, error: PyMongoError) -> tuple[Verdict, BaseException | None]:
+    """Find out at the end of the budget whether a commit took place: a higher number ends what is open, the marker tells."""
+    marker = handling.bound_marker()
+    session = open_session(handling.client, handling.next_address(), None)
+    try:
+        with pymongo.timeout(LAST_SECONDS):
+            session.start_transaction(**transaction_options())
+            marker.raw(handling.client).insert_one(marker.document(), session=session)
+            session.abort_transaction()
+    except DuplicateKeyError:  # committed, but a failover may take it back before a majority has it
+        handling.note_commit_without_majority()
+        return Verdict.ASK, error
+    except PyMongoError:
+        handling.is_commit_unknown = True
+        return Verdict.FINAL, error
+    return Verdict.AGAIN, error
+
+
+def _abort(execution: Execution) -> None:
+    """End an open transaction, so that its locks are gone; a server that does not answer ends it by itself."""
+    if execution.state is not State.OPEN or execution.committing:
+        return
+    execution.state = State.ABORTED
+    try:
+        with pymongo.timeout(LAST_SECONDS):
+            execution.session.abort_transaction()
+    except PyMongoError as exc:
+        logger.debug("the end of a transaction was not acknowledged: %s", type(exc).__name__)
+
+
+def _was_done(handling: TransactionHandling) -> bool | None:
+    """Whether another execution has done the record meanwhile, so that no recoverer must have it; None: nobody answers."""
+    if handling.marker is None:
+        return False
+    marker = handling.marker
+    try:
+        found = _find_marker(handling)
+        if found is None and marker.raw(handling.client).find_one(marker.filter) is not None:
+            return None  # no majority has it yet
+        return handling.takes(found)
+    except KeyReusedError:
+        return False  # another record was done
+    except PyMongoError:
+        return None
+
+
+def _join_outer(handling: TransactionHandling, outer: Execution, fn: Callable[[], Any]) -> None:
+    """Run the handler inside the transaction of the record around it, with a marker of its own."""
+    with outer.lock:
+        if outer.is_waiting:
+            with outer.beginning():
+                outer.begin(outer, handling.client_for_outer())
+        outer.check(outer.client if handling.rules.client is None else handling.rules.client)
+        handling.bind(outer, outer.client)
+        marker = handling.bound_marker()
+        with outer.joining():
+            found = marker.raw(outer.client).find_one(marker.filter, session=outer.session)
+            if not handling.takes(found):
+                marker.raw(outer.client).insert_one(marker.document(), session=outer.session)
+    if found is None:
+        with handling.inside(outer):
+            handling.result = handling.finished(fn())
+            _store_result(handling, outer)
+
+
+async def handle_async(handling: TransactionHandling, fn: Callable[[], Awaitable[Any]]) -> Any:
+    """Handle a record.
+
+    Raises:
+        Exception: What left the last execution, unless a recoverer took it.
+    """
+    try:
+        outer = handling.outer_execution()
+        if outer is None:
+            await AsyncRetrying(sleep=asyncio.sleep, **handling.controls())(_execute_async, handling, fn)
+        else:
+            await _join_outer_async(handling, outer, fn)
+    except Exception as exc:  # noqa: BLE001 - it leaves, or a recoverer takes it
+        error = handling.final_error(exc)
+        recoverer = handling.recoverer_for(error)
+        if recoverer is None or (was_done := await _was_done_async(handling)) is None:
+            raise error from (exc if error is not exc else exc.__cause__)
+        if not was_done:
+            return handling.finished(await awaited(recoverer(handling.failure(error))), "recoverer")
+    return handling.answer
+
+
+async def _execute_async(handling: TransactionHandling, fn: Callable[[], Awaitable[Any]]) -> None:
+    with handling.opened(_begin_async) as execution:
+        error: BaseException | None = None
+        try:
+            if handling.rules.client is not None:
+                await _begin_async(handling, execution, handling.rules.client)
+            if execution.state is not State.DONE_BEFORE:
+                handling.result = handling.finished(await fn())
+                await _store_result_async(handling, execution)
+        except BaseException as exc:  # noqa: BLE001 - judged below
+            error = exc
+        verdict = execution.judge(error)
+        if verdict is Verdict.COMMIT:
+            verdict, error = await _commit_async(handling, execution)
+        if verdict is Verdict.ASK:
+            verdict = await _ask_async(handling, error or execution.doomed)
+        if verdict is Verdict.DONE:
+            return
+        await _abort_async(execution)
+        raise handling.follow(execution, verdict, error)
+
+
+async def _begin_async(handling: TransactionHandling, execution: Execution, client: Any) -> None:
+    """Take the slot over and insert the marker, or find that the record is done."""
+    marker = handling.bind(execution, client)
+    await _prepare_markers_async(handling)
+    while not handling.try_take_slot():  # noqa: ASYNC110 - other threads give it back
+        await asyncio.sleep(POLL)
+    start = Start(handling)
+    while True:
+        session = open_session(client, start.address, start.patience_ms)
+        await session.start_transaction(**transaction_options())
+        try:
+            await marker.raw(client).insert_one(marker.document(), session=session)
+        except DuplicateKeyError as exc:
+            found = await _find_committed_async(handling, exc)
+            if found is not None:
+                handling.skip(execution, found)
+                return
+            await asyncio.sleep(POLL)
+            start.renew()  # no majority has it yet: a failover may have taken it back
+        except PyMongoError as exc:
+            if start.must_cancel(exc):
+                await cancel_async(client, start.address)
+            elif not start.must_go_on(exc):
+                execution.doom(exc)
+                raise
+            start.renew()
+        else:
+            execution.open(session)
+            return
+
+
+async def _prepare_markers_async(handling: TransactionHandling) -> None:
+    """Look for the index that lets markers expire, and make it where it is missing."""
+    if not handling.must_prepare_markers():
+        return
+    marker = handling.bound_marker()
+    try:
+        if await _lacks_index_async(handling):
+            with driver_call(DriverCall(handling.client)):
+                await marker.raw(handling.client).create_index(TTL_KEY, **handling.index_options())
+    except PyMongoError as exc:
+        handling.take_index_error(exc)
+
+
+async def _lacks_index_async(handling: TransactionHandling) -> bool:
+    raw = handling.bound_marker().raw(handling.client)
+    try:
+        return handling.lacks_index(await raw.index_information())
+    except PyMongoError as exc:
+        if not is_unauthorized(exc):
+            raise
+    try:
+        return not says_index(await raw.database.command(index_question(handling.bound_marker())))
+    except PyMongoError:
+        return True
+
+
+async def _find_committed_async(handling: TransactionHandling, exc: DuplicateKeyError) -> Any:
+    """Return the marker that somebody committed, once a majority has it, or None."""
+    try:
+        found = await _find_marker_async(handling)
+    except PyMongoError as error:
+        raise handling.unconfirmed() from error
+    if found is None and not handling.budget.remaining():
+        raise handling.unconfirmed() from exc
+    return found
+
+
+async def _find_marker_async(handling: TransactionHandling) -> Any:
+    """Return the record's marker as the majority has it, or None."""
+    marker = handling.bound_marker()
+    while True:
+        try:
+            with pymongo.timeout(max(handling.budget.remaining(), LAST_SECONDS)):
+                return await marker.majority(handling.client).find_one(marker.filter)
+        except PyMongoError as exc:
+            handling.check_asking(exc)
+            await asyncio.sleep(POLL)
+
+
+async def _ask_async(handling: TransactionHandling, error: BaseException | None) -> Verdict:
+    try:
+        while (found := await _find_marker_async(handling)) is None and handling.must_ask_again():  # noqa: ASYNC110 - a server
+            await asyncio.sleep(POLL)
+        return handling.after_asking(found, error)
+    except PyMongoError:
+        return handling.unanswered()
+
+
+async def _store_result_async(handling: TransactionHandling, execution: Execution) -> None:
+    update = handling.result_to_store(execution)
+    if update is None:
+        return
+    marker = handling.bound_marker()
+    try:
+        await marker.raw(handling.client).update_one(marker.filter, update, session=execution.session)
+    except BaseException as exc:
+        execution.doom(exc)
+        raise handling.unstorable(exc) from exc
+
+
+async def _commit_async(handling: TransactionHandling, execution: Execution) -> tuple[Verdict, BaseException | None]:
+    if execution.state is State.WAITING:
+        return Verdict.DONE, None  # nothing was read or written
+    execution.committing = True
+    tries = 0
+    while True:
+        try:
+            await execution.session.commit_transaction()
+        except PyMongoError as exc:
+            tries += 1
+            verdict, wait = handling.after_failed_commit(exc, tries)
+            if verdict is Verdict.FINAL:
+                return await _settle_commit_async(handling, exc)
+            if verdict is Verdict.ASK:
+                return verdict, exc
+            await asyncio.sleep(wait)
+        except BaseException:
+            handling.is_commit_unknown = True
+            raise
+        else:
+            execution.state = State.COMMITTED
+            return Verdict.DONE, None
+
+
+async def _settle_commit_async(handling: TransactionHandling, error: PyMongoError) -> tuple[Verdict, BaseException | None]:
+    """Find out at the end of the budget whether a commit took place: a higher number ends what is open, the marker tells."""
+    marker = handling.bound_marker()
+    session = open_session(handling.client, handling.next_address(), None)
+    try:
+        with pymongo.timeout(LAST_SECONDS):
+            await session.start_transaction(**transaction_options())
+            await marker.raw(handling.client).insert_one(marker.document(), session=session)
+            await session.abort_transaction()
+    except DuplicateKeyError:  # committed, but a failover may take it back before a majority has it
+        handling.note_commit_without_majority()
+        return Verdict.ASK, error
+    except PyMongoError:
+        handling.is_commit_unknown = True
+        return Verdict.FINAL, error
+    return Verdict.AGAIN, error
+
+
+async def _abort_async(execution: Execution) -> None:
+    """End an open transaction, so that its locks are gone; a server that does not answer ends it by itself."""
+    if execution.state is not State.OPEN or execution.committing:
+        return
+    execution.state = State.ABORTED
+    try:
+        with pymongo.timeout(LAST_SECONDS):
+            await execution.session.abort_transaction()
+    except PyMongoError as exc:
+        logger.debug("the end of a transaction was not acknowledged: %s", type(exc).__name__)
+
+
+async def _was_done_async(handling: TransactionHandling) -> bool | None:
+    """Whether another execution has done the record meanwhile, so that no recoverer must have it; None: nobody answers."""
+    if handling.marker is None:
+        return False
+    marker = handling.marker
+    try:
+        found = await _find_marker_async(handling)
+        if found is None and await marker.raw(handling.client).find_one(marker.filter) is not None:
+            return None  # no majority has it yet
+        return handling.takes(found)
+    except KeyReusedError:
+        return False  # another record was done
+    except PyMongoError:
+        return None
+
+
+async def _join_outer_async(handling: TransactionHandling, outer: Execution, fn: Callable[[], Awaitable[Any]]) -> None:
+    """Run the handler inside the transaction of the record around it, with a marker of its own."""
+    async with outer.async_lock:
+        if outer.is_waiting:
+            with outer.beginning():
+                await outer.begin(outer, handling.client_for_outer())
+        outer.check(outer.client if handling.rules.client is None else handling.rules.client)
+        handling.bind(outer, outer.client)
+        marker = handling.bound_marker()
+        with outer.joining():
+            found = await marker.raw(outer.client).find_one(marker.filter, session=outer.session)
+            if not handling.takes(found):
+                await marker.raw(outer.client).insert_one(marker.document(), session=outer.session)
+    if found is None:
+        with handling.inside(outer):
+            handling.result = handling.finished(await fn())
+            await _store_result_async(handling, outer)

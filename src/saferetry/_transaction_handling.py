@@ -1,0 +1,437 @@
+"""The handling of one record with guarantee "transaction": what each ending means. No I/O here."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from bson.errors import BSONError
+from pymongo.errors import PyMongoError, WriteConcernError
+from tenacity import RetryCallState, retry_if_exception
+
+from saferetry import _marker
+from saferetry._addresses import Address
+from saferetry._budget import Budget
+from saferetry._execution import FENCED_CODES, Execution, Lesson, State, Verdict, is_transient
+from saferetry._handling import Failure, Handling, Rules
+from saferetry._marker import Marker
+from saferetry._outcomes import read
+from saferetry._policy import enough_time
+from saferetry._record import Record, current_record
+from saferetry._seam import guard_of, is_encrypted
+from saferetry._slots import slot_of
+from saferetry.errors import ConfigurationError, TakenOverError
+
+logger = logging.getLogger("saferetry")
+
+LIFETIME = 60.0  # seconds: the default of transactionLifetimeLimitSeconds
+PATIENCE_MS = 50  # for a slot in which a statement still runs, before that is cancelled
+FIRST_WAIT = 0.005  # seconds: the upper limit of the first wait after a conflict
+LONGEST_WAIT = 0.5
+MOST_DOUBLINGS = 6  # of the wait after another execution took over
+LAST_SECONDS = 2.0  # to find out, when the time is up, whether a commit took place
+_NOT_NEWEST = frozenset({225, 117})  # TransactionTooOld, and a number that was used before
+_TAKEN_OVER = _NOT_NEWEST | {11601}  # Interrupted: whoever takes over kills the statement that still runs
+_TIMED_OUT, _NO_TRANSACTIONS = 50, 20
+# 4.4, 5.0: "newer transaction with txnNumber 7"; 6.0: "with { txnNumber: 7 }", "with txnNumberAndRetryCounter { txnNumber: 7"
+_NEWER_NUMBER = re.compile(r"newer[^{}]*?\{?[^{}]*?txnNumber(?:AndRetryCounter \{ txnNumber)?:? (\d+)")
+
+
+@dataclass
+class TransactionHandling(Handling):
+    """Be the handling of one record: its executions, one after another, until one commits or another had."""
+
+    lessons: list[Lesson] = field(default_factory=list)
+    client: Any = None
+    marker: Marker | None = None
+    result: Any = None
+    is_done_before: bool = False
+    stored_result: Any = None
+    verdict: Verdict = Verdict.FINAL
+    last_code: int | None = None
+    is_asked_by_user: bool = False
+    is_commit_unknown: bool = False
+    fenced: int = 0
+    _slot_is_taken: bool = False
+    _asks_until: float = 0.0
+
+    @classmethod
+    def of(cls, rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TransactionHandling:
+        """Return the handling of a call.
+
+        Raises:
+            ConfigurationError: Neither a group nor a name of the user's makes the key unique among services.
+        """
+        handling = super().of(rules, args, kwargs)
+        assert isinstance(handling, cls)  # noqa: S101 - for the type checker
+        handling.budget = Budget(LIFETIME).within(handling.budget)
+        if handling.key is not None and not handling.key.group and not rules.is_named:
+            raise ConfigurationError(
+                'handler: guarantee "transaction" needs a group (kafka_key, RecordKey(group=...), SAFERETRY_GROUP) or name=, '
+                "so that two services never answer for each other"
+            )
+        return handling
+
+    # executions
+
+    def controls(self) -> dict[str, Any]:
+        """Return tenacity's rules for the executions."""
+        return {
+            "retry": retry_if_exception(lambda _: self.verdict is Verdict.AGAIN),
+            "stop": self._stop,
+            "wait": self._wait,
+            "reraise": True,
+        }
+
+    def _wait(self, state: RetryCallState) -> float:
+        if self.last_code in FENCED_CODES:  # live executions must not go on taking over from each other
+            self.fenced += 1
+            return self.rng.uniform(0, self.longest * 2.0 ** min(self.fenced, MOST_DOUBLINGS))
+        if self.is_asked_by_user:
+            return super()._wait(state)
+        return self.wait_after_conflict(state.attempt_number)
+
+    def wait_after_conflict(self, attempt: int) -> float:
+        """Return the seconds to wait after the n-th conflict: little at first, for documents that many write."""
+        return self.rng.uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(attempt, 10)))
+
+    def _stop(self, state: RetryCallState) -> bool:
+        spent = self.is_asked_by_user and self.executions >= self.settings.max_executions
+        if spent or not enough_time(self.budget.remaining(), state.upcoming_sleep, self.longest):
+            self.reason = "exhausted"
+            return True
+        logger.debug("%s: executed again in %.3f s", self.rules.name, state.upcoming_sleep)
+        return False
+
+    @contextmanager
+    def opened(self, begin: Callable[[TransactionHandling, Execution, Any], Any]) -> Iterator[Execution]:
+        """Be one execution, whose transaction ``begin`` begins: at once, or with its first operation."""
+        self.executions += 1
+        self.last_code, self.is_asked_by_user, self.verdict = None, False, Verdict.FINAL
+        execution = Execution(self.rules.client, partial(begin, self), self.lessons)
+        record = self.record = Record(
+            self.key, budget=self.budget, settings=self.settings, name=self.rules.name, execution=self.executions
+        )
+        record.transaction = execution
+        started = time.monotonic()
+        record.enter()
+        try:
+            yield execution
+        except BaseException as exc:
+            record.leave(exc)
+            raise
+        else:
+            record.leave(None)
+        finally:
+            execution.close()
+            self._give_slot_back()
+            self.longest = max(self.longest, time.monotonic() - started)
+
+    def outer_execution(self) -> Execution | None:
+        """Return the transaction of a record around this one, which this one joins."""
+        outer = current_record()
+        return outer.transaction if outer is not None else None
+
+    def client_for_outer(self) -> Any:
+        """Return the client with which a record around this one begins its transaction.
+
+        Raises:
+            ConfigurationError: Neither names one.
+        """
+        if self.rules.client is None:
+            raise ConfigurationError(
+                f"handler: {self.rules.name} joins the transaction of another record: give client= there or here"
+            )
+        return self.rules.client
+
+    @contextmanager
+    def inside(self, outer: Execution) -> Iterator[None]:
+        """Be an execution inside the transaction of a record around it, which must not commit a half of this one."""
+        record = self.record = Record(self.key, budget=self.budget, settings=self.settings, name=self.rules.name)
+        record.transaction = outer
+        record.enter()
+        try:
+            yield
+        except BaseException as exc:
+            outer.doom_for_inner(exc)
+            record.leave(exc)
+            raise
+        else:
+            record.leave(None)
+
+    # the beginning
+
+    def bind(self, execution: Execution, client: Any) -> Marker:
+        """Let the operations of a client join.
+
+        Raises:
+            ConfigurationError: No marker can be made, or (strict) the record has no digest.
+        """
+        guard = guard_of(client)
+        if is_encrypted(client):
+            raise ConfigurationError(
+                f'the handler {self.rules.name}: guarantee "transaction" is not supported on a client with '
+                "auto_encryption_opts: encrypt explicitly (ClientEncryption)"
+            )
+        assert self.key is not None  # noqa: S101 - the decorator asks for one
+        digest = self.rules.digest(self.argument) if self.rules.digest is not None else self.key.digest
+        if not isinstance(digest, bytes):
+            raise ConfigurationError(f"handler: digest= must return bytes, not {type(digest).__name__}")
+        if not digest:
+            guard.complain(
+                "digest",
+                f"the records of {self.rules.name} have no digest, so that another record with the same key (a topic made "
+                "anew, offsets rewound) is taken for done: use kafka_key, RecordKey(digest=...) or digest=",
+            )
+        label = self.record.label() if self.record is not None else self.rules.name
+        self.client = execution.client = client
+        self.marker = _marker.marker_of(client, self.key, self.rules.name, digest=digest, label=label)
+        return self.marker
+
+    def must_prepare_markers(self) -> bool:
+        """Whether the marker's index is still to be looked for; never while other records run, which its making would fail."""
+        marker, guard = self.bound_marker(), guard_of(self.client)
+        if marker.namespace in guard.prepared_markers or guard.slots.in_use():
+            return False
+        guard.prepared_markers.add(marker.namespace)
+        return True
+
+    def lacks_index(self, indexes: Mapping[str, Any]) -> bool:
+        """Whether the index is to be made."""
+        guard = guard_of(self.client)
+        life = _marker.life_of(indexes)
+        if life not in (None, guard.settings.marker_ttl_s):
+            guard.warn_once(
+                "ttl", f"the markers live {life} s, as their index says, not marker_ttl_s {guard.settings.marker_ttl_s}"
+            )
+        return life is None
+
+    def index_options(self) -> dict[str, Any]:
+        """Return the options of the index."""
+        return _marker.index_options(guard_of(self.client).settings)
+
+    def take_index_error(self, exc: PyMongoError) -> None:
+        """Try the index again later.
+
+        Raises:
+            ConfigurationError: The user has no right to make it.
+        """
+        guard_of(self.client).prepared_markers.discard(self.bound_marker().namespace)
+        if (refused := _marker.index_refusal(exc, self.bound_marker())) is not None:
+            raise refused from exc
+        logger.info("the index of the markers could not be made now: %s", type(exc).__name__)
+
+    def bound_marker(self) -> Marker:
+        """Return the marker of a handling that is bound to a client."""
+        assert self.marker is not None  # noqa: S101 - for the type checker
+        return self.marker
+
+    @property
+    def _slot(self) -> Any:
+        assert self.key is not None  # noqa: S101 - the decorator asks for one
+        return slot_of(self.key, self.rules.name, self.bound_marker().database)
+
+    def try_take_slot(self) -> bool:
+        """Take the record's slot; another record of this process may be using it.
+
+        Raises:
+            TakenOverError: It has been in use for the whole budget.
+        """
+        self._slot_is_taken = self._slot_is_taken or guard_of(self.client).slots.try_take(self._slot, self.key)
+        if not self._slot_is_taken and not self.budget.remaining():
+            raise TakenOverError(f"the slot of {self.rules.name} was in use by another record for the whole budget")
+        return self._slot_is_taken
+
+    def _give_slot_back(self) -> None:
+        if self._slot_is_taken:
+            guard_of(self.client).slots.give_back(self._slot, self.key)
+            self._slot_is_taken = False
+
+    def next_address(self, newer: int = 0) -> Address:
+        """Return the slot with a number that is newer than all that are known."""
+        return guard_of(self.client).slots.address(self._slot, time.time(), newer)
+
+    # the marker
+
+    def takes(self, found: Mapping[str, Any] | None) -> bool:
+        """Take the result from a marker; whether there was one.
+
+        Raises:
+            KeyReusedError: It belongs to a record with another content.
+        """
+        if found is None:
+            return False
+        self.stored_result = self.bound_marker().check(found)
+        self.is_done_before = True
+        return True
+
+    @property
+    def answer(self) -> Any:
+        """The handler's result, or the stored one of a record that was done before."""
+        if not self.is_done_before:
+            return self.result
+        return self.stored_result if self.rules.store_result else None
+
+    def skip(self, execution: Execution, found: Mapping[str, Any]) -> None:
+        """Let the handler not run, or leave it: the record is done.
+
+        Raises:
+            KeyReusedError: A record with another content is.
+        """
+        self.takes(found)
+        execution.state = State.DONE_BEFORE
+        if self.record is not None:
+            self.record.skipped = True
+
+    def unconfirmed(self) -> TakenOverError:
+        """Return what is raised where no majority has a marker in time: a failover may take it back."""
+        return TakenOverError(
+            f"another execution of a record of {self.rules.name} has committed, but no majority of the servers has "
+            "confirmed it in time; do not commit its offset"
+        )
+
+    def check_asking(self, exc: PyMongoError) -> None:
+        """Give up asking for the marker when that cannot help.
+
+        Raises:
+            PyMongoError: The error.
+        """
+        if not is_transient(exc) or not self.budget.remaining():
+            raise exc
+
+    def after_asking(self, found: Mapping[str, Any] | None, error: BaseException | None) -> Verdict:
+        """Return what follows, once the marker was asked."""
+        if self.takes(found) or error is None:
+            return Verdict.DONE
+        if self.is_commit_unknown:
+            return Verdict.FINAL
+        self.last_code = read(error).code
+        return Verdict.AGAIN if self.last_code in FENCED_CODES or is_transient(error) else Verdict.FINAL
+
+    def note_commit_without_majority(self) -> None:
+        """Take note that a commit took place, which a failover may take back before a majority has it: soon, as a rule."""
+        self.is_commit_unknown = True
+        self._asks_until = time.monotonic() + LAST_SECONDS
+
+    def must_ask_again(self) -> bool:
+        """Whether a majority may have the marker of a commit that took place in a moment."""
+        return self.is_commit_unknown and time.monotonic() < self._asks_until
+
+    def unanswered(self) -> Verdict:
+        """Return what follows where nobody answered whether the record is done: another execution may be at work on it."""
+        self.is_commit_unknown = True
+        return Verdict.FINAL
+
+    def result_to_store(self, execution: Execution) -> dict[str, Any] | None:
+        """Return the update of the marker with the handler's result, if it is to be stored."""
+        if not self.rules.store_result or execution.state is not State.OPEN or execution.doomed is not None:
+            return None
+        return {"$set": {"result": self.result}}
+
+    def unstorable(self, exc: BaseException) -> BaseException:
+        """Return what is raised where a result could not be stored."""
+        if not isinstance(exc, (BSONError, TypeError, OverflowError, UnicodeError)):
+            return exc
+        return ConfigurationError(
+            f"handler: store_result cannot store a {type(self.result).__name__} of {self.rules.name}: return a BSON value"
+        )
+
+    # the end
+
+    def after_failed_commit(self, exc: PyMongoError, tries: int) -> tuple[Verdict, float]:
+        """Return what follows a commit that failed: COMMIT again after some seconds, ASK, or FINAL (settle, the time is up)."""
+        is_applied = isinstance(exc, WriteConcernError)  # and its durability is to be waited for
+        if not (is_applied or exc.has_error_label("UnknownTransactionCommitResult")):
+            return Verdict.ASK, 0.0
+        wait = self.wait_after_conflict(tries)
+        return (Verdict.COMMIT, wait) if enough_time(self.budget.remaining(), wait, 0.0) else (Verdict.FINAL, 0.0)
+
+    def follow(self, execution: Execution, verdict: Verdict, error: BaseException | None) -> BaseException:
+        """Take in how an execution that did not commit ended; return what is raised."""
+        was_caught = error is None or execution.went_on
+        error = error if error is not None else execution.doomed
+        assert error is not None  # noqa: S101 - only what is done ends without
+        if verdict is Verdict.FINAL and error is execution.doomed and was_caught:
+            error.add_note(
+                "saferetry: this error ended the record's transaction: what the handler did after catching it could not be "
+                "committed"
+            )
+        if verdict is Verdict.AGAIN and not was_caught and isinstance(error, self.rules.fatal):
+            verdict = Verdict.FINAL
+        elif verdict is Verdict.FINAL and not self.is_commit_unknown and self.asks_again(error):
+            verdict, self.is_asked_by_user = Verdict.AGAIN, True
+        if execution.committing and not self.is_commit_unknown:
+            execution.state = State.ABORTED
+        self.verdict = verdict
+        return error
+
+    def final_error(self, exc: Exception) -> Exception:
+        """Return what leaves: TakenOverError where a live rival has the record."""
+        if self.last_code not in _TAKEN_OVER or self.verdict is not Verdict.AGAIN:
+            return exc
+        return TakenOverError(
+            f"a record of {self.rules.name} was taken over by another execution, which has not committed yet; do not commit "
+            "its offset"
+        )
+
+    def recoverer_for(self, exc: Exception) -> Callable[[Failure], Any] | None:
+        """Return who takes over, if anybody."""
+        return None if self.is_commit_unknown else super().recoverer_for(exc)
+
+
+class Start:
+    """Be the taking over of a slot: numbers until the server takes one for the newest."""
+
+    def __init__(self, handling: TransactionHandling) -> None:
+        self._handling = handling
+        self._newer = 0
+        self._tries = 0
+        self.patience_ms: int | None = PATIENCE_MS
+        self.address = handling.next_address()
+
+    def must_cancel(self, exc: PyMongoError) -> bool:
+        """Whether a statement still runs in the slot and is to be cancelled first.
+
+        Raises:
+            TakenOverError: Nothing has ended it: that execution may still commit, so the record is no case for a recoverer.
+        """
+        if read(exc).code != _TIMED_OUT:
+            return False
+        if self.patience_ms is None and not self._handling.budget.remaining():
+            raise TakenOverError(
+                f"another execution of a record of {self._handling.rules.name} is at work in the server and could not be "
+                "cancelled; do not commit its offset"
+            ) from exc
+        self.patience_ms = None
+        return True
+
+    def must_go_on(self, exc: PyMongoError) -> bool:
+        """Whether a higher number is to be tried.
+
+        Raises:
+            ConfigurationError: The server has no transactions.
+        """
+        code = read(exc).code
+        if code == _NO_TRANSACTIONS:
+            raise ConfigurationError(
+                'guarantee "transaction" needs a replica set, which may have one node: mongod --replSet rs0, rs.initiate()'
+            ) from exc
+        if code not in _TAKEN_OVER or not self._handling.budget.remaining():
+            return False
+        if code not in _NOT_NEWEST:  # killed, as what ran in the slot before, perhaps by our own cancelling
+            return True
+        self._tries += 1
+        found = _NEWER_NUMBER.search(str(exc))
+        self._newer = int(found[1]) if found else int(self.address.number) + 1_000_000 * 2**self._tries
+        logger.debug("%s: its slot has a newer number (%d tries)", self._handling.rules.name, self._tries)
+        return True
+
+    def renew(self) -> None:
+        """Take the next number."""
+        self.address = self._handling.next_address(self._newer)
