@@ -17,6 +17,7 @@ from saferetry import _cli
 from saferetry.lab import report
 from saferetry.lab.comparison import Comparison, as_json
 from saferetry.lab.consuming import Ending, Message, consume_guarded, consume_raw
+from saferetry.lab.redelivery import TAKEOVER_SECONDS
 from saferetry.lab.scenarios import SCENARIOS, Scenario
 from saferetry.lab.stage import FaultMissingError, Measurement
 from tests.support import Mongod
@@ -33,7 +34,16 @@ def scenario(name: str) -> Scenario:
 
 def test_the_scenarios_are_those_of_the_file_format() -> None:
     names = [scenario.name for scenario in SCENARIOS]
-    assert names == ["slow-insert", "lost-reply-inc", "lost-reply-insert", "lost-reply-bulk", "update-many", "orphan"]
+    assert names == [
+        "slow-insert",
+        "lost-reply-inc",
+        "lost-reply-insert",
+        "lost-reply-bulk",
+        "update-many",
+        "orphan",
+        "crash-redelivery",
+        "takeover",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +92,41 @@ def test_a_raw_retry_of_an_update_many_changes_documents_again(mongod: Mongod, a
 def test_saferetry_sends_an_update_many_once_and_asks_the_recoverer(mongod: Mongod, admin: RawClient) -> None:
     measured = scenario("update-many").measure(mongod, admin, consume_guarded)
     assert (measured.sends, measured.effects, measured.seen) == (1, 0, "refused: RetryRefusedError")
+
+
+def test_a_raw_consumer_doubles_the_record_of_one_that_was_killed(mongod: Mongod, admin: RawClient) -> None:
+    measured = scenario("crash-redelivery").measure(mongod, admin, consume_raw)
+    assert (measured.executions, measured.effects, measured.seen) == (2, 2, "done")
+
+
+def test_saferetry_does_a_redelivered_record_once(mongod: Mongod, admin: RawClient) -> None:
+    measured = scenario("crash-redelivery").measure(mongod, admin, consume_guarded)
+    assert (measured.executions, measured.effects, measured.seen) == (2, 1, "done")
+
+
+def test_a_raw_transaction_is_blocked_by_the_locks_of_a_dead_one(mongod: Mongod, admin: RawClient) -> None:
+    measured = scenario("takeover").measure(mongod, admin, consume_raw)
+    assert measured.effects == 0
+    assert measured.seconds >= TAKEOVER_SECONDS - 1
+
+
+def test_saferetry_takes_the_record_over_at_once(mongod: Mongod, admin: RawClient) -> None:
+    measured = scenario("takeover").measure(mongod, admin, consume_guarded)
+    assert (measured.executions, measured.effects, measured.seen) == (2, 1, "done")
+    assert measured.seconds < 1
+
+
+def test_a_scenario_ends_the_transactions_of_its_dead(mongod: Mongod, admin: RawClient) -> None:
+    scenario("takeover").measure(mongod, admin, consume_raw)
+    idle = admin.admin.aggregate([{"$currentOp": {"allUsers": True, "idleSessions": True}}])
+    assert not [document for document in idle if document.get("appName", "").startswith("lab_")]
+
+
+def test_without_a_kafka_client_the_command_says_what_to_install(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    run = CliRunner().invoke(_cli.app, ["lab", "--mongod", str(mongod.binary), "--only", "crash-redelivery"])
+    assert run.exit_code == 1
+    assert "pip install 'saferetry[lab]'" in run.output
 
 
 def test_a_fault_that_does_not_take_place_is_no_result(mongod: Mongod, admin: RawClient) -> None:

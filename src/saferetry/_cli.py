@@ -14,8 +14,10 @@ except ImportError:
     sys.exit("saferetry lab needs typer and rich: pip install 'saferetry[lab]'")
 
 from saferetry.lab import report
+from saferetry.lab.broker import BrokerError
 from saferetry.lab.comparison import as_json
 from saferetry.lab.mongod import Mongod, MongodError
+from saferetry.lab.processes import ProcessError
 from saferetry.lab.scenarios import SCENARIOS
 from saferetry.lab.stage import FaultMissingError
 
@@ -41,7 +43,7 @@ def lab(
         typer.Option(help=f"Play only this scenario; may be repeated. One of {', '.join(_NAMES)}.", metavar="NAME"),
     ] = None,
 ) -> None:
-    """Start a mongod, bring six faults upon one handler, with raw PyMongo and with saferetry, and count the effects.
+    """Start a mongod, bring eight faults upon one handler, with raw PyMongo and with saferetry, and count the effects.
 
     Exit code 0: every fault did harm with raw PyMongo and none with saferetry.
     """
@@ -57,7 +59,7 @@ def lab(
             console.print(f"mongod {server.version} at 127.0.0.1:{server.port}, folder {server.folder}")
             comparisons = report.play(server, scenarios, console)
             version = server.version
-    except (MongodError, FaultMissingError) as exc:
+    except (MongodError, BrokerError, ProcessError, FaultMissingError) as exc:
         sys.exit(f"saferetry lab: {exc}")
     console.print(report.table(version, comparisons))
     if json_file is not None:

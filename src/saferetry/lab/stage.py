@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,9 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from saferetry.lab.commands import CommandLog
-from saferetry.lab.consuming import Ending, Message, Write
+from saferetry.lab.consuming import Ending, Message, Way, Write
 from saferetry.lab.mongod import Mongod
-from saferetry.lab.operations import PeakCopies, wait_until_idle
+from saferetry.lab.operations import PeakCopies, end_transactions, wait_until_idle
 from saferetry.lab.proxy import Proxy
 
 COLLECTION = "records"
@@ -66,6 +67,7 @@ class Stage:
         admin: a plain client that no fault hits.
         records: the collection the handler writes to, seen through `admin`.
         log: of the commands the consumer's client sent.
+        app_name: of the consumer's client.
         ending: how the handling ended, once `consume` has returned.
     """
 
@@ -75,9 +77,10 @@ class Stage:
         self._mongod = mongod
         self._consume = consume
         self._ending: Ending | None = None
-        self._app_name = f"lab_{uuid.uuid4().hex[:12]}"
-        self._watch = PeakCopies(admin, self._app_name)
-        self.records: Collection[dict[str, Any]] = admin[self._app_name][COLLECTION]
+        self._sent_elsewhere: Counter[str] = Counter()
+        self.app_name = f"lab_{uuid.uuid4().hex[:12]}"
+        self._watch = PeakCopies(admin, self.app_name)
+        self.records: Collection[dict[str, Any]] = admin[self.app_name][COLLECTION]
 
     @property
     def ending(self) -> Ending:
@@ -94,6 +97,11 @@ class Stage:
     def port(self) -> int:
         """The server's port."""
         return self._mongod.port
+
+    @property
+    def uri(self) -> str:
+        """The server's connection string."""
+        return self._mongod.uri
 
     @property
     def namespace(self) -> str:
@@ -116,12 +124,31 @@ class Stage:
             socket_timeout: the client's, in seconds; None for the driver's default, which is to wait for ever.
             budget: seconds after which the consumer, if it minds, gives up.
         """
-        options: dict[str, Any] = {"appName": self._app_name}
+        options: dict[str, Any] = {"appName": self.app_name}
         if socket_timeout is not None:
             options["socketTimeoutMS"] = round(socket_timeout * 1000)
         uri = proxy.uri() if proxy else self._mongod.uri
         database = self.records.database.name
-        message = Message(uri, options, database, self.records.name, write, self.log, budget)
+        self._hand_over(Message(uri, options, database, self.records.name, write, self.log, budget))
+
+    def consume_elsewhere(self, handle: Callable[[Way], Ending]) -> None:
+        """Let processes that can be killed handle one message, and return when it has ended.
+
+        Args:
+            handle: starts and ends them, given the way of consuming; their clients have this stage's appName.
+        """
+        database, collection = self.records.database.name, self.records.name
+        self._hand_over(Message(self._mongod.uri, {}, database, collection, _write_nothing, self.log, 0.0, handle))
+
+    def note_sent(self, commands: Iterable[str]) -> None:
+        """Count commands that another process sent, by their names."""
+        self._sent_elsewhere.update(commands)
+
+    def sends(self, *commands: str) -> int:
+        """Count the sends of commands with these names, in all processes."""
+        return self.log.sends(*commands) + sum(self._sent_elsewhere[command] for command in commands)
+
+    def _hand_over(self, message: Message) -> None:
         with self._watch:
             self._ending = self._consume(message)
 
@@ -150,8 +177,13 @@ class Stage:
 
     def settle(self) -> None:
         """Wait until the server runs nothing of the consumer's any more (at most 30 seconds)."""
-        wait_until_idle(self.admin, self._app_name)
+        wait_until_idle(self.admin, self.app_name)
 
     def clear(self) -> None:
-        """Drop the stage's database."""
+        """Drop the stage's database, and before that the transactions whose locks a dead consumer has left."""
+        end_transactions(self.admin, self.app_name)
         self.admin.drop_database(self.records.database.name)
+
+
+def _write_nothing(records: Collection[dict[str, Any]]) -> None:
+    """Be the body of a handler that runs elsewhere."""
