@@ -15,6 +15,7 @@ from tests.support import CommandLog, Mongod, Proxy, random_name
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 ENFORCE_OFF = "ALLOW_SKIPS"
+FIGURE = "figure"
 
 RawClient = MongoClient[dict[str, Any]]
 
@@ -95,7 +96,13 @@ _UNLISTED = pytest.StashKey[list[str]]()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Name the tests that were skipped without leave."""
+    """Show the figures that tests measured (property "figure"), and name the tests that were skipped without leave."""
+    reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "user_properties")]
+    figures = [(report.nodeid, value) for report in reports for name, value in report.user_properties if name == FIGURE]
+    if figures:
+        terminalreporter.section("measured")
+        for node_id, figure in sorted(set(figures)):
+            terminalreporter.write_line(f"{Path(node_id.split('::')[0]).stem}: {figure}")
     unlisted = config.stash.get(_UNLISTED, [])
     if unlisted:
         terminalreporter.section("skipped or xfailed, not listed", sep="=", red=True, bold=True)

@@ -369,8 +369,8 @@ def test_a_budget_callable_that_returns_the_message_itself() -> None:
         handler(budget=lambda message: message)(lambda _: None)(MESSAGE)
 
 
-def test_the_next_releases_guarantee() -> None:
-    with refused(ConfigurationError, 'guarantee "transaction"', "not in this release", 'use guarantee "process"'):
+def test_guarantee_transaction_without_a_key() -> None:
+    with refused(ConfigurationError, 'guarantee "transaction" needs key=', "names the record in every process"):
         handler(guarantee="transaction")
 
 

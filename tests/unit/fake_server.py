@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
+from unittest import mock
 
 from bson.objectid import ObjectId
 from pymongo import InsertOne
@@ -23,7 +24,7 @@ from pymongo.errors import (
 )
 from pymongo.results import BulkWriteResult, InsertOneResult, UpdateResult
 
-from saferetry import MongoClient, Settings, _seam
+from saferetry import MongoClient, Settings, _retry, _seam
 from saferetry._collections import _guarded
 from saferetry._parts import empty_result
 from saferetry._seam import DriverCall
@@ -214,12 +215,28 @@ class Fake:
         return made
 
 
+class _Looking:
+    """Find documents on a fake server, past the guarded methods and its faults."""
+
+    def __init__(self, server: FakeServer) -> None:
+        self._server = server
+
+    def find(self, query: dict[str, Any], projection: dict[str, Any]) -> _Looking:
+        assert projection == {"_id": 1}
+        self._wanted = query["_id"]["$in"]
+        return self
+
+    def to_list(self) -> list[dict[str, Any]]:
+        return [{"_id": value} for value in self._wanted if value in self._server.documents]
+
+
 @contextmanager
 def fake(faults: Sequence[Fault] = (), *, numbers: bool = True, wire_version: int = 17, **settings: Any) -> Iterator[Fake]:
     """Give a guarded client on a fake server."""
     made = Fake(FakeServer(faults, numbers=numbers, wire_version=wire_version), **settings)
     try:
-        yield made
+        with mock.patch.object(_retry, "unguarded", return_value=_Looking(made.server)):
+            yield made
     finally:
         made.client.close()
 

@@ -355,11 +355,14 @@ async def do_nothing_async(_: Any = None) -> None: ...
 
 
 WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
-    "transaction": ({"guarantee": "transaction"}, r'guarantee "transaction", .* not in this release; use guarantee "process"'),
-    "an unknown guarantee": ({"guarantee": "exactly-once"}, r"""guarantee is 'exactly-once': give "process\""""),
-    "digest": ({"digest": lambda _: b""}, "digest, .* not in this release"),
-    "store_result": ({"store_result": True}, "store_result .* not in this release"),
-    "derive_ids": ({"derive_ids": True}, "derive_ids are not in this release"),
+    "transaction without a key": ({"guarantee": "transaction"}, 'guarantee "transaction" needs key='),
+    "an unknown guarantee": (
+        {"guarantee": "exactly-once"},
+        r"""guarantee is 'exactly-once': give "process" or "transaction\"""",
+    ),
+    "digest": ({"digest": lambda _: b""}, 'digest and store_result need guarantee="transaction"'),
+    "store_result": ({"store_result": True}, 'digest and store_result need guarantee="transaction"'),
+    "derive_ids without a key": ({"derive_ids": True}, 'derive_ids is for guarantee "process" with key='),
     "a budget made at import": (
         {"budget": Budget(30)},
         "a Budget counts from its making, here once for all records: give seconds",

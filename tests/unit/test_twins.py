@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from saferetry import _collections, _handler, _retry, _seam
+from saferetry import _collections, _handler, _process, _retry, _seam, _transaction
 
 # What stands in the async half for a name of the sync half.
 NAMES = {
@@ -25,7 +25,7 @@ NAMES = {
     "run_async": "run",
 }
 # Helpers that one half needs: `helper(fn, ...)` is `fn(...)`, and `helper(..., value)` is `value`.
-CALLERS, WRAPPERS = {"_shielded"}, {"_awaited", "_taken"}
+CALLERS, WRAPPERS = {"_shielded"}, {"awaited"}
 
 
 class Synchronous(ast.NodeTransformer):
@@ -56,7 +56,7 @@ class Synchronous(ast.NodeTransformer):
         return ast.Name(NAMES.get(node.id, node.id.removesuffix("_async")), node.ctx)
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
-        attribute = ast.Attribute(node.value, node.attr.removesuffix("_async"), node.ctx)
+        attribute = ast.Attribute(node.value, node.attr.removesuffix("_async").removeprefix("async_"), node.ctx)
         return self.generic_visit(attribute)
 
     def visit_Call(self, node: ast.Call) -> Any:
@@ -91,8 +91,25 @@ TWINS = [
     (_retry, "_send", "_send_async"),
     (_retry, "read", "read_async"),
     (_retry, "_ask", "_ask_async"),
-    (_handler, "_handle", "_handle_async"),
-    (_handler, "_execute", "_execute_async"),
+    (_retry, "join", "join_async"),
+    (_retry, "_look_for", "_look_for_async"),
+    (_process, "handle", "handle_async"),
+    (_process, "_execute", "_execute_async"),
+    (_transaction, "handle", "handle_async"),
+    (_transaction, "_execute", "_execute_async"),
+    (_transaction, "_begin", "_begin_async"),
+    (_transaction, "_prepare_markers", "_prepare_markers_async"),
+    (_transaction, "_lacks_index", "_lacks_index_async"),
+    (_transaction, "_find_committed", "_find_committed_async"),
+    (_transaction, "_find_marker", "_find_marker_async"),
+    (_transaction, "_ask", "_ask_async"),
+    (_transaction, "_store_result", "_store_result_async"),
+    (_transaction, "_commit", "_commit_async"),
+    (_transaction, "_settle_commit", "_settle_commit_async"),
+    (_transaction, "_abort", "_abort_async"),
+    (_transaction, "_was_done", "_was_done_async"),
+    (_transaction, "_join_outer", "_join_outer_async"),
+    (_collections, "_fetch", "_fetch_async"),
     (_seam, "_cancel", "cancel_async"),
 ]
 
@@ -104,7 +121,7 @@ def test_both_halves_say_the_same(module: ModuleType, name: str, name_async: str
     assert half == shape(found[name])
 
 
-@pytest.mark.parametrize("module", [_retry, _handler])
+@pytest.mark.parametrize("module", [_retry, _process, _transaction, _collections])
 def test_every_async_loop_has_its_twin(module: ModuleType) -> None:
     named = {name_async for owner, _, name_async in TWINS if owner is module}
     helpers = CALLERS | WRAPPERS
@@ -140,7 +157,7 @@ def test_a_difference_is_seen() -> None:
     assert shape(ast.parse(drifted).body[0]) != shape(ast.parse("def write(call):\n    return call.finish()").body[0])
 
 
-@pytest.mark.parametrize("module", [_retry, _handler])
+@pytest.mark.parametrize("module", [_retry, _process, _transaction])
 def test_only_the_loops_sleep(module: ModuleType) -> None:
     sleeps = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.keyword)]
     assert {ast.unparse(node.value) for node in sleeps if node.arg == "sleep"} == {"time.sleep", "asyncio.sleep"}
