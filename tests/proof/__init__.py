@@ -1,0 +1,1 @@
+"""The proof of guarantee "transaction": whatever dies, stalls or runs twice, a record has its effects once."""
