@@ -1,0 +1,1 @@
+"""What the guarantees cost, as ratios: `make bench`."""
