@@ -1,12 +1,18 @@
 # What a newcomer runs. Needs Python 3.11 to 3.13 and make; everything else is installed into $(VENV).
 #   make demo          the danger and the cure, side by side, on a real mongod
 #   make test          everything that CI runs: lint, types, layers, packages, tests, documentation
+#   make proof         the proof of guarantee "transaction" at full length, about 15 minutes
+#   make bench         what the guarantees cost, as ratios
 #   make test-servers  the tests on other servers: MONGODS=dir with bin/mongod-VERSION and lib/
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= .out
 PYTEST_ARGS ?=
+WORKERS ?= 3
+# Servers, proxies and killed processes on a busy machine: what fails is run once more, and pytest's last line counts the reruns.
+RERUNS ?= 1
 LAB_ARGS ?=
+BENCH_ARGS ?=
 MONGODS ?=
 VERSIONS ?= 4.4.2 5.0.4
 
@@ -14,7 +20,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format packages pytest docs docs-check test-servers clean
+.PHONY: help demo test proof bench lint format packages pytest docs docs-check test-servers clean
 .DELETE_ON_ERROR:
 
 help:
@@ -40,10 +46,17 @@ demo: $(VENV)/.lab
 
 # pytest comes last, so that its closing line is the last thing seen.
 test: lint packages
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --reruns $(RERUNS) $(PYTEST_ARGS)
+
+# One after another: it measures, and some of it needs the machine for itself.
+proof: $(VENV)/.dev
+	PROOF_LONG=1 $(BIN)/pytest tests/proof -o faulthandler_timeout=0 $(PYTEST_ARGS)
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 pytest: $(VENV)/.dev
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --reruns $(RERUNS) $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -82,7 +95,7 @@ test-servers: $(VENV)/.dev
 		echo "mongod $$version" \
 		&& mkdir -p $(OUT)/mongod-$$version \
 		&& ln -sf "$(abspath $(MONGODS))/bin/mongod-$$version" $(OUT)/mongod-$$version/mongod \
-		&& PATH="$(abspath $(OUT))/mongod-$$version:$$PATH" LD_LIBRARY_PATH="$(abspath $(MONGODS))/lib" $(BIN)/pytest $(PYTEST_ARGS) \
+		&& PATH="$(abspath $(OUT))/mongod-$$version:$$PATH" LD_LIBRARY_PATH="$(abspath $(MONGODS))/lib" $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --reruns $(RERUNS) $(PYTEST_ARGS) \
 		|| exit 1; \
 	done
 
