@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 OUT ?= .out
 PYTEST_ARGS ?=
-WORKERS ?= 3
+WORKERS ?= 4
 # Servers, proxies and killed processes on a busy machine: what fails is run once more, and pytest's last line counts the reruns.
 RERUNS ?= 1
 LAB_ARGS ?=
