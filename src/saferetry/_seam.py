@@ -7,6 +7,7 @@ Read and run with PyMongo 4.9.2, 4.13.2, 4.15.5, 4.16.0, 4.17.0, 4.18.0, 4.19.0 
 - ``ClientSession._apply_to``: called for every command sent on a session, the driver's own resends included; the
   command gets its limit, its tag and its statement id there, and the send is counted.
 - ``MongoClient._run_operation``: called for every batch of a cursor, whose error must be seen.
+- ``MongoClient._run_operation``: called for every batch that a cursor fetches, to see its errors inside a record's transaction.
 - ``_Bulk`` and the requests' ``_add_to_bulk``: the driver's own validation and statements of a bulk, before it is cut.
 - ``_csot.get_timeout`` and ``remaining``: whether ``timeoutMS`` or ``pymongo.timeout`` is in force, and what is left of it.
 """
@@ -76,6 +77,7 @@ def check_driver() -> None:
         (AsyncMongoClient, AsyncClientSession, _AsyncBulk),
     ):
         missing += _lacks(client, "_ensure_session", ["self", "session"])
+        missing += _lacks(client, "_run_operation", ["self", "operation"])
         missing += _lacks(client, "_return_server_session", ["self", "server_session"])
         missing += _lacks(client, "_run_operation", ["self", "operation"])
         missing += _lacks(session, "_apply_to", ["self", "command", "is_retryable", "read_preference", "conn"])
