@@ -19,6 +19,7 @@ from bson.binary import UUID_SUBTYPE, Binary
 from bson.int64 import Int64
 
 MOST_IDLE = 1_000
+ALWAYS_KNOWN = 10.0  # seconds: no server forgets a session sooner
 LONGEST_IDLE = 15 * 60.0  # seconds: half of localLogicalSessionTimeoutMinutes' default
 
 
@@ -39,21 +40,25 @@ class AddressPool:
         self._idle: deque[tuple[float, Address]] = deque(maxlen=MOST_IDLE)
         self.discarded = 0
 
-    def acquire(self, longest_idle: float = LONGEST_IDLE) -> Address:
+    def acquire(self, longest_idle: Callable[[], float] = lambda: LONGEST_IDLE) -> Address:
         """Return an address that no other command uses or has used.
 
         Args:
-            longest_idle: Seconds after which the server may have forgotten a session that nobody uses.
+            longest_idle: Returns the seconds after which the server may have forgotten a session that nobody uses.
         """
         try:
             released, address = self._idle.pop()
         except IndexError:
             return Address({"id": Binary(uuid.uuid4().bytes, UUID_SUBTYPE)}, Int64(1))
         # The newest is on the right: where that one will not do, the others will not either.
-        if self._clock() - released > longest_idle or address.process != os.getpid():
+        if self._is_too_old(released, longest_idle) or address.process != os.getpid():
             self._idle.clear()
             return self.acquire(longest_idle)
-        return Address(address.session_id, Int64(address.number + 1))
+        return Address(address.session_id, Int64(address.number + 1), address.process)
+
+    def _is_too_old(self, released: float, longest_idle: Callable[[], float]) -> bool:
+        idle = self._clock() - released
+        return idle > ALWAYS_KNOWN and idle > longest_idle()
 
     def release(self, address: Address) -> None:
         """Take back the address of a settled command."""

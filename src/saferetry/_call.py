@@ -20,7 +20,7 @@ from saferetry._outcomes import SUCCESS, Facts, Outcome, Reading, Signal, WriteV
 from saferetry._parts import Part, Plan, empty_result, merge
 from saferetry._policy import Decision, FullJitter, decide, enough_time
 from saferetry._record import Record, is_repeatable
-from saferetry._seam import KEEPS_WRITE_ERRORS, DriverCall, Guard, csot_remaining, driver_call
+from saferetry._seam import KEEPS_WRITE_ERRORS, DriverCall, Guard, csot_remaining
 from saferetry.errors import RetryRefusedError
 
 logger = logging.getLogger("saferetry")
@@ -151,6 +151,7 @@ class WriteCall:
         self.repeatable = is_repeatable()
         self._plan = plan
         self._commands = [Command(part, Origin(place)) for place, part in enumerate(plan.cut())]
+        self._current = self._commands[0]
         self._waits: list[float] = []
         self._decision = "final"
         self._error_code: int | None = None
@@ -176,6 +177,8 @@ class WriteCall:
         return WriteView(self.method, self.target.namespace, self._outcome(), calls, sends, self._error_code)
 
     def _outcome(self) -> Outcome:
+        if len(self._commands) == 1:
+            return self._commands[0].outcome
         outcomes = {command.outcome for command in self._commands}
         graver_first = (Outcome.UNKNOWN, Outcome.UNVERIFIABLE, Outcome.APPLIED, Outcome.NOT_APPLIED)
         return next((outcome for outcome in graver_first if outcome in outcomes), Outcome.NOT_SENT)
@@ -186,17 +189,16 @@ class WriteCall:
         """Yield the commands still to be done, those that a reply makes necessary included."""
         for command in self._commands:  # grows meanwhile
             if not command.is_done:
+                self._current, self._decision, command.decision = command, "final", Decision.FINAL
                 yield command
                 self._give_back_address_of(command)
             if self._plan.ordered and command.is_done and len(self._commands) > 1 and command.bulk_result()["writeErrors"]:
                 return
 
-    def controls(self, command: Command) -> dict[str, Any]:
-        """Return tenacity's rules for one command."""
-        self._decision = "final"
-        command.decision = Decision.FINAL
+    def controls(self) -> dict[str, Any]:
+        """Return tenacity's rules for the current command."""
         return {
-            "retry": retry_if_exception(lambda _: command.decision is Decision.RESEND),
+            "retry": retry_if_exception(lambda _: self._current.decision is Decision.RESEND),
             "stop": self._stop,
             "wait": FullJitter(self.target.guard.settings, self.target.guard.rng),
             "before_sleep": self._note_wait,
@@ -220,7 +222,7 @@ class WriteCall:
         call = self._begin(command)
         started = self.record.clock()
         try:
-            with driver_call(call):
+            with call:
                 yield
         except BaseException as exc:
             self._take_error(command, call, exc)
@@ -427,7 +429,8 @@ class WriteCall:
     def _settle_addresses(self) -> list[Address]:
         """Give addresses back, and return those whose command is not settled: only its repetition may use them again."""
         guard = self.target.guard
-        owned = {command.address for command in self._commands if command.address is not None}
+        if not (owned := {command.address for command in self._commands if command.address is not None}):
+            return []
         unknown = {address for address in owned if self._is_open(address)}
         for address in owned - unknown - self._discarded:
             guard.pool.release(address)
@@ -453,7 +456,7 @@ class WriteCall:
             other.address = None
 
     def _is_open(self, address: Address) -> bool:
-        return any(command.outcome is Outcome.UNKNOWN for command in self._commands if command.address is address)
+        return any(command.address is address and command.outcome is Outcome.UNKNOWN for command in self._commands)
 
     # its repetition by the user
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 from pymongo.errors import DuplicateKeyError, PyMongoError
@@ -16,7 +17,7 @@ from pymongo.errors import DuplicateKeyError, PyMongoError
 from saferetry._identity import canonical, without_moments
 from saferetry._outcomes import Outcome, Signal, WriteView, read
 from saferetry._record import Record
-from saferetry._seam import OVER, DriverCall, driver_call, let_join
+from saferetry._seam import OVER, DriverCall, let_join
 from saferetry.errors import ConfigurationError, UnsettledWriteError
 
 # The transaction is not (any more) the newest of its session: another execution may have done the record.
@@ -160,7 +161,7 @@ class Execution:
     def joining(self) -> Iterator[None]:
         """Let an error of what is sent in the transaction doom it."""
         try:
-            with driver_call(DriverCall(self.client, is_write=False)):
+            with DriverCall(self.client, is_write=False):
                 yield
         except BaseException as exc:
             self.doom(exc)
@@ -344,16 +345,18 @@ class JoinedCall:
         key = {name: {"$eq": value} for name, value in lesson.key.items()}
         return self._find_one(key, {"_id": 1}, session=self.execution.session)
 
-    @contextmanager
-    def joining(self) -> Iterator[None]:
-        """Let an error doom the transaction."""
-        try:
-            with driver_call(DriverCall(self.client, is_write=False)):
-                yield
-        except BaseException as exc:
+    def __enter__(self) -> JoinedCall:
+        """Announce a driver call, whose error dooms the transaction."""
+        self._driver_call = DriverCall(self.client, is_write=False)
+        self._driver_call.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+        """End the driver call."""
+        self._driver_call.__exit__()
+        if exc is not None:
             self._code = getattr(exc, "code", None)
             self.execution.doom(exc, self._learned(exc))
-            raise
 
     def _learned(self, exc: BaseException) -> Lesson | None:
         if not isinstance(exc, DuplicateKeyError):

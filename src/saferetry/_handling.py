@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-import inspect
 import logging
 import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Literal
 
 from tenacity import RetryCallState, retry_if_exception
@@ -39,6 +39,7 @@ Exceptions = type[BaseException] | tuple[type[BaseException], ...]
 BudgetOf = float | Callable[[Any], "Budget | float"]
 KeyOf = RecordKey | str | tuple[Any, ...] | Callable[[Any], Any]
 
+_UNFINISHED = (GeneratorType, AsyncGeneratorType, CoroutineType)
 _NOT_RECOVERED = (ConfigurationError, TakenOverError, PartitionLostError)
 
 
@@ -107,7 +108,7 @@ class Handling:
         settings = rules.settings
         argument = args[0] if args else next(iter(kwargs.values()), None)
         key = _key_of(rules.key, argument)
-        if key is not None:
+        if key is not None and (settings.group or settings.epoch):
             key = replace(key, group=key.group or settings.group, epoch=key.epoch or settings.epoch)
         return cls(rules, settings, key, argument, _budget_of(rules, settings, argument))
 
@@ -201,8 +202,8 @@ class Handling:
         Raises:
             ConfigurationError: It is a generator or a coroutine.
         """
-        if inspect.isgenerator(result) or inspect.isasyncgen(result) or inspect.iscoroutine(result):
-            if not inspect.isasyncgen(result):
+        if isinstance(result, _UNFINISHED):
+            if not isinstance(result, AsyncGeneratorType):
                 result.close()
             raise ConfigurationError(
                 f"the {whose} {self.rules.name} returned a {type(result).__name__}, whose work would run after the record has "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,17 +51,18 @@ class Limits:
         return cls(socket_timeout_ms, inside, outside, cursor_ms)
 
 
-def limit_of(limits: Limits, command: Mapping[str, Any], remaining: float | None) -> int | None:
+def limit_of(limits: Limits, command: Mapping[str, Any], remaining: Callable[[], float] | None) -> int | None:
     """Return the ``maxTimeMS`` for a command, or None to leave it alone.
 
     Args:
         limits: The client's limits.
         command: The command as the driver is about to send it.
-        remaining: Seconds left in the record's budget; None outside records.
+        remaining: Returns the seconds left in the record's budget; None outside records.
     """
-    if "maxTimeMS" not in command and _fetches_more(command):
+    name = next(iter(command))
+    if "maxTimeMS" not in command and _fetches_more(name, command):
         return limits.cursor_ms
-    if not _is_limited(command, inside=remaining is not None):
+    if not _is_limited(name, command, inside=remaining is not None):
         return None
     given = command.get("maxTimeMS")
     own = limits.outside_ms if remaining is None else limits.inside_ms
@@ -69,7 +70,7 @@ def limit_of(limits: Limits, command: Mapping[str, Any], remaining: float | None
         own = given
     if own is None or remaining is None:
         return own
-    return min(own, max(LEAST_MS, int(remaining * 1000)))
+    return min(own, max(LEAST_MS, int(remaining() * 1000)))
 
 
 def is_too_long(limits: Limits, given_ms: float) -> bool:
@@ -77,8 +78,7 @@ def is_too_long(limits: Limits, given_ms: float) -> bool:
     return limits.socket_timeout_ms is not None and given_ms >= limits.socket_timeout_ms
 
 
-def _is_limited(command: Mapping[str, Any], *, inside: bool) -> bool:
-    name = next(iter(command))
+def _is_limited(name: str, command: Mapping[str, Any], *, inside: bool) -> bool:
     if name == "find":
         return bool(command.get("singleBatch")) and not command.get("tailable")
     if name == "aggregate":
@@ -97,12 +97,13 @@ def _changes_many(name: str, command: Mapping[str, Any]) -> bool:
     return bool(name != "insert" and (statements[0].get("multi") or statements[0].get("limit") == 0))
 
 
-def _fetches_more(command: Mapping[str, Any]) -> bool:
-    name = next(iter(command))
+def _fetches_more(name: str, command: Mapping[str, Any]) -> bool:
     if name == "find":
         return not command.get("singleBatch") and not command.get("tailable")
+    if name != "aggregate":
+        return False
     pipeline = command.get("pipeline")
-    return name == "aggregate" and not _counts(pipeline) and not writes(pipeline) and not _watches(pipeline)
+    return not _counts(pipeline) and not writes(pipeline) and not _watches(pipeline)
 
 
 def writes(pipeline: Any) -> bool:

@@ -74,9 +74,12 @@ class Marker:
 
     def raw(self, client: Any) -> Any:
         """Return the driver's own collection of markers, past the guarded methods."""
-        return raw_database(client, self.database).get_collection(
-            self.collection, codec_options=DEFAULT_CODEC_OPTIONS, read_preference=ReadPreference.PRIMARY
-        )
+        collections = guard_of(client).marker_collections
+        if (made := collections.get(self.namespace)) is None:
+            made = collections[self.namespace] = raw_database(client, self.database).get_collection(
+                self.collection, codec_options=DEFAULT_CODEC_OPTIONS, read_preference=ReadPreference.PRIMARY
+            )
+        return made
 
     def majority(self, client: Any) -> Any:
         """Return it for reads that no failover can take back."""

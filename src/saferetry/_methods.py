@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from pymongo.database import Database
 from pymongo.operations import InsertOne
 from pymongo.results import InsertOneResult
 
+from saferetry._arguments import Parameters
 from saferetry._call import Target, Terms, WriteCall
 from saferetry._execution import JoinedCall, Statement
 from saferetry._identity import canonical, without_moments
@@ -130,7 +130,7 @@ class Method:
         self.name = name
         self.kind = kind
         self.original: Callable[..., Any] = getattr(driver_type, name)
-        self.signature = inspect.signature(self.original)
+        self._parameters = Parameters(self.original)
         self._driver_find_one: Any = getattr(driver_type, "find_one", None)
         self._bulk_write: Any = getattr(driver_type, "bulk_write", None)
 
@@ -147,56 +147,52 @@ class Method:
         if guard.settings.disabled or in_driver_call():
             return None
         try:
-            bound = self.signature.bind(owner, *args, **kwargs)
+            arguments = self._parameters.bind(owner, args, kwargs)
         except TypeError:
             return None  # the driver says what is wrong
-        is_read = self._reads(bound.arguments)
+        is_read = self._reads(arguments)
         record = _current(guard, self.name, is_read=is_read)
         if record is None:
             return None
         if record.transaction is not None and self.kind is not Kind.METADATA:
-            return self._join(record, owner, client, bound, is_read=is_read)
+            return self._join(record, owner, client, arguments, is_read=is_read)
         if self.kind is Kind.CURSOR:
             return None  # the driver's own retry of its first command stands
-        foreign = _session_of(client, bound.arguments) is not None
+        foreign = _session_of(client, arguments) is not None
         if is_read:
             invoke = functools.partial(self.original, owner, *args, **kwargs)
             return None if foreign else ReadCall(record, client, guard, invoke)
         target = Target(owner, client, guard, _namespace_of(owner))
-        terms = Terms(self.kind not in _UNNUMBERED, _is_acknowledged(owner, bound.arguments), foreign)
-        self._check(target, terms, bound.arguments)
-        return self._call(record, target, bound, terms)
+        terms = Terms(self.kind not in _UNNUMBERED, _is_acknowledged(owner, arguments), foreign)
+        self._check(target, terms, arguments)
+        return self._call(record, target, arguments, terms)
 
-    def _join(self, record: Record, owner: Any, client: Any, bound: inspect.BoundArguments, *, is_read: bool) -> JoinedCall:
-        self._check_joining(owner, client, bound.arguments, is_read=is_read)
-        for name, value in bound.arguments.items():
-            bound.arguments[name] = _listed(name, value)
-        plan = self._plan(Target(owner, client, guard_of(client), _namespace_of(owner)), bound, Terms(foreign=True))
-        plan.inserted.make_ids({})
+    def _join(self, record: Record, owner: Any, client: Any, arguments: dict[str, Any], *, is_read: bool) -> JoinedCall:
+        self._check_joining(owner, client, arguments, is_read=is_read)
+        _list(arguments)
+        inserted = self._inserted(arguments)
+        inserted.make_ids({})
+        execution = record.transaction
+
+        def fingerprint() -> bytes | None:
+            return self._canonical(owner, arguments, inserted.made_ids, execution.moments())
 
         def invoke(session: Any) -> Any:
-            if "session" in self.signature.parameters:
-                bound.arguments["session"] = session
-            else:
-                bound.arguments["kwargs"] = {**bound.arguments.get("kwargs", {}), "session": session}
-            return self.original(*bound.args, **bound.kwargs)
+            return self._parameters.call(owner, self._parameters.with_session(arguments, session))
 
         def find_one(*args: Any, **kwargs: Any) -> Any:
             return self._driver_find_one(owner, *args, **kwargs)
 
+        document = arguments["document"] if self.kind is Kind.INSERT_ONE else None
         return JoinedCall(
-            record.transaction,
+            execution,
             record,
             client,
             method=self.name,
             namespace=_namespace_of(owner),
             is_write=not is_read,
             find_one=find_one,
-            statement=Statement(
-                lambda: self._canonical(owner, bound.arguments, plan.inserted.made_ids, record.transaction.moments()),
-                bound.arguments["document"] if self.kind is Kind.INSERT_ONE else None,
-                getattr(owner, "codec_options", None),
-            ),
+            statement=Statement(fingerprint, document, getattr(owner, "codec_options", None)),
             invoke=invoke,
         )
 
@@ -256,10 +252,9 @@ class Method:
             return "the server does not number its members that change many documents"
         return ""
 
-    def _call(self, record: Record, target: Target, bound: inspect.BoundArguments, terms: Terms) -> WriteCall:
-        for name, value in bound.arguments.items():
-            bound.arguments[name] = _listed(name, value)
-        plan = self._plan(target, bound, terms)
+    def _call(self, record: Record, target: Target, arguments: dict[str, Any], terms: Terms) -> WriteCall:
+        _list(arguments)
+        plan = self._plan(target, arguments, terms)
         earlier: WriteCall | None = record.unknown_call
         if earlier is not None and earlier.is_repeated_by(target, self.name, plan, terms):
             earlier.resume(target, plan)
@@ -278,14 +273,13 @@ class Method:
 
     # plans
 
-    def _plan(self, target: Target, bound: inspect.BoundArguments, terms: Terms) -> Plan:
+    def _plan(self, target: Target, arguments: Mapping[str, Any], terms: Terms) -> Plan:
         """Return what the call comes to; nothing of the user's is changed yet."""
-        arguments = bound.arguments
         inserted = self._inserted(arguments)
         fingerprint = functools.partial(self._canonical, target.owner, arguments)
 
         def invoke(owner: Any) -> Any:
-            return self.original(owner, *bound.args[1:], **bound.kwargs)
+            return self._parameters.call(owner, arguments)
 
         whole = Part(invoke, multi=not terms.addressable, made_ids=inserted.made_ids)
         plan = Plan(lambda: [whole], inserted, fingerprint)
@@ -309,14 +303,14 @@ class Method:
         moments: tuple[dt.datetime, dt.datetime] | None = None,
     ) -> bytes | None:
         """Return a call in a form that can be compared, without made ids and without the moments of an execution."""
-        compared = {name: value for name, value in arguments.items() if name not in ("self", "session")}
+        compared = {name: arguments[name] for name in sorted(arguments) if name != "session"}
         compared |= self._without_made_ids(arguments, made_ids)
         if moments is not None:
             compared = without_moments(compared, *moments)
         return canonical(compared, getattr(owner, "codec_options", None))
 
     def _cut(self, plan: Plan, target: Target, requests: Sequence[Any], arguments: Mapping[str, Any]) -> Plan:
-        options = {name: value for name, value in arguments.items() if name not in ("self", "requests", "documents")}
+        options = {name: value for name, value in arguments.items() if name not in ("requests", "documents")}
         cut = functools.partial(cut_bulk, self._bulk_write, target.owner, requests, options, made_ids=plan.inserted.made_ids)
         return replace(plan, cut=cut, ordered=bool(options.get("ordered", True)))
 
@@ -342,8 +336,17 @@ class Method:
         return {}
 
 
+_READ_AGAIN = frozenset({dict, list, str, int, float, bool, type(None)})  # types that may be read more than once
+
+
+def _list(arguments: dict[str, Any]) -> None:
+    """Make an argument that may be read once only a list, since it may have to be sent again."""
+    for name, value in arguments.items():
+        if type(value) not in _READ_AGAIN:
+            arguments[name] = _listed(name, value)
+
+
 def _listed(name: str, value: Any) -> Any:
-    """Return an argument that may be read once only as a list, since it may have to be sent again."""
     once = isinstance(value, Iterator) or (name == "documents" and isinstance(value, (Set, Sequence)) and value)
     if not once or isinstance(value, (str, list)):
         return value

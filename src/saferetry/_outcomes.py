@@ -199,6 +199,7 @@ _is_data_error = _code_in(DATA_CODES, *_REPLY_ERRORS)
 
 # The first rule that holds decides; tests/unit/test_outcomes.py goes through them row by row.
 RULES: tuple[tuple[str, Callable[[Facts], bool], Outcome], ...] = (
+    ("acknowledged", lambda f: f.reading.signal is Signal.SUCCESS and f.acknowledged, Outcome.APPLIED),
     ("applied stays applied", lambda f: f.known is Outcome.APPLIED, Outcome.APPLIED),
     (
         "no server was selected",
@@ -211,7 +212,6 @@ RULES: tuple[tuple[str, Callable[[Facts], bool], Outcome], ...] = (
         Outcome.NOT_APPLIED,
     ),
     ("nobody was asked", lambda f: not f.acknowledged, Outcome.UNVERIFIABLE),
-    ("acknowledged", _is(Signal.SUCCESS), Outcome.APPLIED),
     ("the duplicate is our own first copy", lambda f: f.own_duplicate, Outcome.APPLIED),
     ("applied, durability unknown", lambda f: _is(Signal.WRITE_CONCERN)(f) and not f.multi, Outcome.APPLIED),
     ("applied, durability unknown (multi)", lambda f: _is(Signal.WRITE_CONCERN)(f) and f.only_send, Outcome.APPLIED),

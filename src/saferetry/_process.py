@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tenacity import AsyncRetrying, Retrying
-
+from saferetry._attempts import attempts, attempts_async
 from saferetry._handling import Handling
 
 
@@ -20,7 +17,7 @@ def handle(handling: Handling, fn: Callable[[], Any]) -> Any:
         Exception: What left the last execution, unless a recoverer took it.
     """
     try:
-        return Retrying(sleep=time.sleep, **handling.controls())(_execute, handling, fn)
+        return attempts(handling.controls, _execute, handling, fn)
     except Exception as exc:
         recoverer = handling.recoverer_for(exc)
         if recoverer is None:
@@ -40,7 +37,7 @@ async def handle_async(handling: Handling, fn: Callable[[], Awaitable[Any]]) -> 
         Exception: What left the last execution, unless a recoverer took it.
     """
     try:
-        return await AsyncRetrying(sleep=asyncio.sleep, **handling.controls())(_execute_async, handling, fn)
+        return await attempts_async(handling.controls, _execute_async, handling, fn)
     except Exception as exc:
         recoverer = handling.recoverer_for(exc)
         if recoverer is None:

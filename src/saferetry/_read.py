@@ -12,7 +12,7 @@ from tenacity import RetryCallState, retry_if_exception
 from saferetry._outcomes import read
 from saferetry._policy import FullJitter, enough_time, is_passing
 from saferetry._record import Record
-from saferetry._seam import DriverCall, Guard, csot_remaining, driver_call
+from saferetry._seam import DriverCall, Guard, csot_remaining
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ReadCall:
         """Announce one driver call."""
         started = self.record.clock()
         try:
-            with driver_call(DriverCall(self.client, is_write=False)):
+            with DriverCall(self.client, is_write=False):
                 yield
         finally:
             self.record.longest_call = max(self.record.longest_call, self.record.clock() - started)

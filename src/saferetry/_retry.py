@@ -6,13 +6,11 @@ The two halves say the same; tests/unit/test_twins.py compares their syntax tree
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
-from tenacity import AsyncRetrying, Retrying
-
+from saferetry._attempts import attempts, attempts_async
 from saferetry._call import Command, WriteCall
 from saferetry._execution import JoinedCall
 from saferetry._read import ReadCall
@@ -31,7 +29,7 @@ def write(call: WriteCall) -> Any:
                 call.take_found(command, _look_for(call, ids))
             if command.is_done:
                 continue
-            Retrying(sleep=time.sleep, **call.controls(command))(_send, call, command)
+            attempts(call.controls, _send, call, command)
     except BaseException as exc:
         for address in call.give_up(exc):
             cancel(call.target.client, address)
@@ -51,7 +49,7 @@ def _look_for(call: WriteCall, ids: list[Any]) -> list[Any]:
 
 def read(call: ReadCall) -> Any:
     """Make a read call, again while its error is a passing one."""
-    return Retrying(sleep=time.sleep, **call.controls())(_ask, call)
+    return attempts(call.controls, _ask, call)
 
 
 def _ask(call: ReadCall) -> Any:
@@ -68,12 +66,12 @@ def join(call: JoinedCall) -> Any:
             with execution.beginning():
                 execution.begin(execution, call.client)
             execution.check(call.client)
-        lesson = call.lesson()
-        with call.joining():
-            is_there = lesson is not None and call.look_up() is not None
-        if lesson is not None and is_there:
-            raise lesson.error
-        with call.joining():
+        if (lesson := call.lesson()) is not None:
+            with call:
+                is_there = call.look_up() is not None
+            if is_there:
+                raise lesson.error
+        with call:
             return call.invoke()
 
 
@@ -89,7 +87,7 @@ async def write_async(call: WriteCall) -> Any:
                 call.take_found(command, await _look_for_async(call, ids))
             if command.is_done:
                 continue
-            await AsyncRetrying(sleep=asyncio.sleep, **call.controls(command))(_send_async, call, command)
+            await attempts_async(call.controls, _send_async, call, command)
     except BaseException as exc:
         for address in call.give_up(exc):
             await _shielded(cancel_async, call.target.client, address)
@@ -109,7 +107,7 @@ async def _look_for_async(call: WriteCall, ids: list[Any]) -> list[Any]:
 
 async def read_async(call: ReadCall) -> Any:
     """Make a read call, again while its error is a passing one."""
-    return await AsyncRetrying(sleep=asyncio.sleep, **call.controls())(_ask_async, call)
+    return await attempts_async(call.controls, _ask_async, call)
 
 
 async def _ask_async(call: ReadCall) -> Any:
@@ -126,12 +124,12 @@ async def join_async(call: JoinedCall) -> Any:
             with execution.beginning():
                 await execution.begin(execution, call.client)
             execution.check(call.client)
-        lesson = call.lesson()
-        with call.joining():
-            is_there = lesson is not None and await call.look_up() is not None
-        if lesson is not None and is_there:
-            raise lesson.error
-        with call.joining():
+        if (lesson := call.lesson()) is not None:
+            with call:
+                is_there = await call.look_up() is not None
+            if is_there:
+                raise lesson.error
+        with call:
             return await call.invoke()
 
 

@@ -6,7 +6,6 @@ Read and run with PyMongo 4.9.2, 4.13.2, 4.15.5, 4.16.0, 4.17.0, 4.18.0, 4.19.0 
   in a driver call of ours, our address in place of a pooled server session.
 - ``ClientSession._apply_to``: called for every command sent on a session, the driver's own resends included; the
   command gets its limit, its tag and its statement id there, and the send is counted.
-- ``MongoClient._run_operation``: called for every batch of a cursor, whose error must be seen.
 - ``MongoClient._run_operation``: called for every batch that a cursor fetches, to see its errors inside a record's transaction.
 - ``_Bulk`` and the requests' ``_add_to_bulk``: the driver's own validation and statements of a bulk, before it is cut.
 - ``_csot.get_timeout`` and ``remaining``: whether ``timeoutMS`` or ``pymongo.timeout`` is in force, and what is left of it.
@@ -20,9 +19,8 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
-from contextvars import Context, ContextVar
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextvars import Context, ContextVar, Token
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -79,7 +77,6 @@ def check_driver() -> None:
         missing += _lacks(client, "_ensure_session", ["self", "session"])
         missing += _lacks(client, "_run_operation", ["self", "operation"])
         missing += _lacks(client, "_return_server_session", ["self", "server_session"])
-        missing += _lacks(client, "_run_operation", ["self", "operation"])
         missing += _lacks(session, "_apply_to", ["self", "command", "is_retryable", "read_preference", "conn"])
         missing += _lacks(session, "_start_retryable_write", ["self"])
         missing += _lacks(bulk, "__init__", ["self", "collection", "ordered", "bypass_document_validation"])
@@ -171,7 +168,10 @@ SCOPE: ContextVar[Scope | None] = ContextVar("saferetry_scope", default=None)
 
 @dataclass
 class DriverCall:
-    """Hold what a guarded method announces of one driver call, and what the session saw of it."""
+    """Hold what a guarded method announces of one driver call, and what the session saw of it.
+
+    As a context it announces the call to the sessions that the driver lends meanwhile.
+    """
 
     client: Any
     is_write: bool = True
@@ -186,20 +186,21 @@ class DriverCall:
     numbered: bool = True
     mongos: bool = False
     wire_version: int = 0
+    _token: Token[DriverCall | None] | None = None
+
+    def __enter__(self) -> DriverCall:
+        """Announce the call."""
+        self._token = _DRIVER_CALL.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it; background tasks of the driver keep a copy of this context."""
+        assert self._token is not None  # noqa: S101 - for the type checker
+        self.done = True
+        _DRIVER_CALL.reset(self._token)
 
 
 _DRIVER_CALL: ContextVar[DriverCall | None] = ContextVar("saferetry_driver_call", default=None)
-
-
-@contextmanager
-def driver_call(call: DriverCall) -> Iterator[None]:
-    """Announce a driver call to the sessions that the driver lends meanwhile."""
-    token = _DRIVER_CALL.set(call)
-    try:
-        yield
-    finally:
-        call.done = True  # background tasks of the driver keep a copy of this context
-        _DRIVER_CALL.reset(token)
 
 
 def in_driver_call() -> bool:
@@ -336,30 +337,29 @@ def _check_open(session: Any, command: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: It is.
     """
-    is_over = session._saferetry_execution is not None and not session.in_transaction
-    if is_over and next(iter(command)) != "killCursors":
+    if session._saferetry_execution is None or session.in_transaction:
+        return
+    if next(iter(command)) != "killCursors":
         raise ConfigurationError(OVER)
 
 
-def transaction_options() -> dict[str, Any]:
-    """Return the options of a record's transaction, whatever the client says."""
-    return {
-        "read_concern": ReadConcern("snapshot"),
-        "write_concern": WriteConcern("majority"),
-        "read_preference": ReadPreference.PRIMARY,
-    }
+TRANSACTION_OPTIONS: Mapping[str, Any] = {  # of a record's transaction, whatever the client says
+    "read_concern": ReadConcern("snapshot"),
+    "write_concern": WriteConcern("majority"),
+    "read_preference": ReadPreference.PRIMARY,
+}
 
 
 def _dress(session: Any, command: MutableMapping[str, Any], is_retryable: bool, conn: Any) -> None:  # noqa: FBT001
     """Give a command its limit, tag and statement id, and count the send."""
     call: DriverCall | None = session._saferetry_call
     guard: Guard = guard_of(session._client)
-    scope = SCOPE.get()
-    inside = scope is not None and not scope.ended
+    if (scope := SCOPE.get()) is not None and scope.ended:
+        scope = None
     name = next(iter(command))
     announced = call is not None and call.is_write
     is_write = name not in READ_COMMANDS or (announced and name == "aggregate")
-    _limit(session, guard, command, scope.remaining() if scope is not None and inside else None)
+    _limit(session, guard, command, scope.remaining if scope is not None else None)
     if not is_write:
         return
     if call is not None and announced:
@@ -376,9 +376,9 @@ def _dress(session: Any, command: MutableMapping[str, Any], is_retryable: bool, 
         call.wire_version = conn.max_wire_version
         if call.statement_id and is_retryable:
             command["stmtId"] = call.statement_id
-    elif inside and scope is not None and session._implicit:
+    elif scope is not None and session._implicit:
         scope.note_unannounced(name)
-    if inside and scope is not None and scope.tag and name in _TAGGED and conn.max_wire_version >= COMMENT_ON_WRITES:
+    if scope is not None and scope.tag and name in _TAGGED and conn.max_wire_version >= COMMENT_ON_WRITES:
         command.setdefault("comment", scope.tag)
 
 
@@ -396,7 +396,7 @@ def _number(session: Any, call: DriverCall, command: MutableMapping[str, Any], c
     return True
 
 
-def _limit(session: Any, guard: Guard, command: MutableMapping[str, Any], remaining: float | None) -> None:
+def _limit(session: Any, guard: Guard, command: MutableMapping[str, Any], remaining: Callable[[], float] | None) -> None:
     if csot_is_on():
         return
     given = command.pop("maxTimeMS", None)
@@ -437,6 +437,7 @@ class Guard:
     rng: random.Random
     pool: AddressPool = field(default_factory=AddressPool)
     slots: Slots = field(default_factory=Slots)
+    marker_collections: dict[str, Any] = field(default_factory=dict)  # by namespace
     prepared_markers: set[str] = field(default_factory=set)
     warned: set[str] = field(default_factory=set)
 
@@ -472,14 +473,19 @@ class Guard:
 
     def acquire(self, client: Any) -> Address:
         """Return an address for a command."""
-        minutes = client.topology_description.logical_session_timeout_minutes
-        return self.pool.acquire(minutes * 30.0 if minutes else LONGEST_IDLE)
+        return self.pool.acquire(lambda: longest_idle(client))
 
     def discard(self, address: Address) -> None:
         """Throw an address away, and say so when there are many: each is a session the server keeps for 30 minutes."""
         self.pool.discard(address)
         if self.pool.discarded % 1_000 == 0:
             logger.warning("%d sessions were thrown away after writes of unknown outcome", self.pool.discarded)
+
+
+def longest_idle(client: Any) -> float:
+    """Return the seconds, half of logicalSessionTimeoutMinutes, after which a session may be too old for a command."""
+    minutes = client.topology_description.logical_session_timeout_minutes
+    return minutes * 30.0 if minutes else LONGEST_IDLE
 
 
 def guard_of(client: Any) -> Guard:

@@ -26,8 +26,8 @@ _POSITIONS = 256
 _HASHED = 65_536
 
 
-def slot_of(key: RecordKey, name: str, marker_database: str) -> uuid.UUID:
-    """Return the session id in which a record's transactions run."""
+def slot_of(key: RecordKey, name: str, marker_database: str) -> bytes:
+    """Return the session id (a UUID's bytes) in which a record's transactions run."""
     identity: tuple[object, ...]
     if key.position is None:
         digest = hashlib.sha256(repr((name, key.group, key.epoch, key.stream, key.partition)).encode()).digest()
@@ -35,7 +35,7 @@ def slot_of(key: RecordKey, name: str, marker_database: str) -> uuid.UUID:
     else:
         place = (key.stream, key.partition, key.position % _POSITIONS)
         identity = (_SCHEME, marker_database, name, key.group, key.epoch, *place)
-    return uuid.uuid5(_NAMESPACE, repr(identity))
+    return uuid.uuid5(_NAMESPACE, repr(identity)).bytes
 
 
 @dataclass
@@ -49,9 +49,9 @@ class Slots:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._slots: dict[uuid.UUID, _Slot] = {}
+        self._slots: dict[bytes, _Slot] = {}
 
-    def try_take(self, slot: uuid.UUID, key: Hashable) -> bool:
+    def try_take(self, slot: bytes, key: Hashable) -> bool:
         """Take a slot that is free or taken for the same key; another key has to wait."""
         with self._lock:
             taken = self._slots.setdefault(slot, _Slot())
@@ -60,12 +60,12 @@ class Slots:
             taken.holders.append(key)
             return True
 
-    def give_back(self, slot: uuid.UUID, key: Hashable) -> None:
+    def give_back(self, slot: bytes, key: Hashable) -> None:
         """Give back what was taken once."""
         with self._lock:
             self._slots[slot].holders.remove(key)
 
-    def address(self, slot: uuid.UUID, now: float, newer: int = 0) -> Address:
+    def address(self, slot: bytes, now: float, newer: int = 0) -> Address:
         """Return the slot with a number above all known ones.
 
         Args:
@@ -76,7 +76,7 @@ class Slots:
         with self._lock:
             taken = self._slots[slot]
             taken.last_number = max(int(now * 1_000_000), taken.last_number + 1, newer + 1)
-            return Address({"id": Binary(slot.bytes, UUID_SUBTYPE)}, Int64(taken.last_number))
+            return Address({"id": Binary(slot, UUID_SUBTYPE)}, Int64(taken.last_number))
 
     def in_use(self) -> bool:
         """Whether some record of this process has a slot."""

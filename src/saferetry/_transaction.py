@@ -15,12 +15,12 @@ from typing import Any
 
 import pymongo
 from pymongo.errors import DuplicateKeyError, PyMongoError
-from tenacity import AsyncRetrying, Retrying
 
+from saferetry._attempts import attempts, attempts_async
 from saferetry._execution import Execution, State, Verdict
 from saferetry._marker import TTL_KEY, index_question, is_unauthorized, says_index
 from saferetry._process import awaited
-from saferetry._seam import DriverCall, cancel, cancel_async, driver_call, open_session, transaction_options
+from saferetry._seam import TRANSACTION_OPTIONS, DriverCall, cancel, cancel_async, open_session
 from saferetry._transaction_handling import LAST_SECONDS, Start, TransactionHandling
 from saferetry.errors import KeyReusedError
 
@@ -38,7 +38,7 @@ def handle(handling: TransactionHandling, fn: Callable[[], Any]) -> Any:
     try:
         outer = handling.outer_execution()
         if outer is None:
-            Retrying(sleep=time.sleep, **handling.controls())(_execute, handling, fn)
+            attempts(handling.controls, _execute, handling, fn)
         else:
             _join_outer(handling, outer, fn)
     except Exception as exc:  # noqa: BLE001 - it leaves, or a recoverer takes it
@@ -82,7 +82,7 @@ def _begin(handling: TransactionHandling, execution: Execution, client: Any) -> 
     start = Start(handling)
     while True:
         session = open_session(client, start.address, start.patience_ms)
-        session.start_transaction(**transaction_options())
+        session.start_transaction(**TRANSACTION_OPTIONS)
         try:
             marker.raw(client).insert_one(marker.document(), session=session)
         except DuplicateKeyError as exc:
@@ -111,7 +111,7 @@ def _prepare_markers(handling: TransactionHandling) -> None:
     marker = handling.bound_marker()
     try:
         if _lacks_index(handling):
-            with driver_call(DriverCall(handling.client)):
+            with DriverCall(handling.client):
                 marker.raw(handling.client).create_index(TTL_KEY, **handling.index_options())
     except PyMongoError as exc:
         handling.take_index_error(exc)
@@ -204,7 +204,7 @@ def _settle_commit(handling: TransactionHandling, error: PyMongoError) -> tuple[
     session = open_session(handling.client, handling.next_address(), None)
     try:
         with pymongo.timeout(LAST_SECONDS):
-            session.start_transaction(**transaction_options())
+            session.start_transaction(**TRANSACTION_OPTIONS)
             marker.raw(handling.client).insert_one(marker.document(), session=session)
             session.abort_transaction()
     except DuplicateKeyError:  # committed, but a failover may take it back before a majority has it
@@ -272,7 +272,7 @@ async def handle_async(handling: TransactionHandling, fn: Callable[[], Awaitable
     try:
         outer = handling.outer_execution()
         if outer is None:
-            await AsyncRetrying(sleep=asyncio.sleep, **handling.controls())(_execute_async, handling, fn)
+            await attempts_async(handling.controls, _execute_async, handling, fn)
         else:
             await _join_outer_async(handling, outer, fn)
     except Exception as exc:  # noqa: BLE001 - it leaves, or a recoverer takes it
@@ -316,7 +316,7 @@ async def _begin_async(handling: TransactionHandling, execution: Execution, clie
     start = Start(handling)
     while True:
         session = open_session(client, start.address, start.patience_ms)
-        await session.start_transaction(**transaction_options())
+        await session.start_transaction(**TRANSACTION_OPTIONS)
         try:
             await marker.raw(client).insert_one(marker.document(), session=session)
         except DuplicateKeyError as exc:
@@ -345,7 +345,7 @@ async def _prepare_markers_async(handling: TransactionHandling) -> None:
     marker = handling.bound_marker()
     try:
         if await _lacks_index_async(handling):
-            with driver_call(DriverCall(handling.client)):
+            with DriverCall(handling.client):
                 await marker.raw(handling.client).create_index(TTL_KEY, **handling.index_options())
     except PyMongoError as exc:
         handling.take_index_error(exc)
@@ -438,7 +438,7 @@ async def _settle_commit_async(handling: TransactionHandling, error: PyMongoErro
     session = open_session(handling.client, handling.next_address(), None)
     try:
         with pymongo.timeout(LAST_SECONDS):
-            await session.start_transaction(**transaction_options())
+            await session.start_transaction(**TRANSACTION_OPTIONS)
             await marker.raw(handling.client).insert_one(marker.document(), session=session)
             await session.abort_transaction()
     except DuplicateKeyError:  # committed, but a failover may take it back before a majority has it

@@ -24,7 +24,7 @@ from saferetry._marker import Marker
 from saferetry._outcomes import read
 from saferetry._policy import enough_time
 from saferetry._record import Record, current_record
-from saferetry._seam import guard_of, is_encrypted
+from saferetry._seam import Guard, guard_of, is_encrypted
 from saferetry._slots import slot_of
 from saferetry.errors import ConfigurationError, TakenOverError
 
@@ -49,6 +49,7 @@ class TransactionHandling(Handling):
 
     lessons: list[Lesson] = field(default_factory=list)
     client: Any = None
+    guard: Guard = field(init=False, repr=False)  # its guard
     marker: Marker | None = None
     result: Any = None
     is_done_before: bool = False
@@ -58,6 +59,7 @@ class TransactionHandling(Handling):
     is_asked_by_user: bool = False
     is_commit_unknown: bool = False
     fenced: int = 0
+    _slot: bytes = b""
     _slot_is_taken: bool = False
     _asks_until: float = 0.0
 
@@ -173,7 +175,7 @@ class TransactionHandling(Handling):
         Raises:
             ConfigurationError: No marker can be made, or (strict) the record has no digest.
         """
-        guard = guard_of(client)
+        guard = self.guard = guard_of(client)
         if is_encrypted(client):
             raise ConfigurationError(
                 f'the handler {self.rules.name}: guarantee "transaction" is not supported on a client with '
@@ -192,11 +194,12 @@ class TransactionHandling(Handling):
         label = self.record.label() if self.record is not None else self.rules.name
         self.client = execution.client = client
         self.marker = _marker.marker_of(client, self.key, self.rules.name, digest=digest, label=label)
+        self._slot = slot_of(self.key, self.rules.name, self.marker.database)
         return self.marker
 
     def must_prepare_markers(self) -> bool:
         """Whether the marker's index is still to be looked for; never while other records run, which its making would fail."""
-        marker, guard = self.bound_marker(), guard_of(self.client)
+        marker, guard = self.bound_marker(), self.guard
         if marker.namespace in guard.prepared_markers or guard.slots.in_use():
             return False
         guard.prepared_markers.add(marker.namespace)
@@ -204,7 +207,7 @@ class TransactionHandling(Handling):
 
     def lacks_index(self, indexes: Mapping[str, Any]) -> bool:
         """Whether the index is to be made."""
-        guard = guard_of(self.client)
+        guard = self.guard
         life = _marker.life_of(indexes)
         if life not in (None, guard.settings.marker_ttl_s):
             guard.warn_once(
@@ -214,7 +217,7 @@ class TransactionHandling(Handling):
 
     def index_options(self) -> dict[str, Any]:
         """Return the options of the index."""
-        return _marker.index_options(guard_of(self.client).settings)
+        return _marker.index_options(self.guard.settings)
 
     def take_index_error(self, exc: PyMongoError) -> None:
         """Try the index again later.
@@ -222,7 +225,7 @@ class TransactionHandling(Handling):
         Raises:
             ConfigurationError: The user has no right to make it.
         """
-        guard_of(self.client).prepared_markers.discard(self.bound_marker().namespace)
+        self.guard.prepared_markers.discard(self.bound_marker().namespace)
         if (refused := _marker.index_refusal(exc, self.bound_marker())) is not None:
             raise refused from exc
         logger.info("the index of the markers could not be made now: %s", type(exc).__name__)
@@ -232,30 +235,25 @@ class TransactionHandling(Handling):
         assert self.marker is not None  # noqa: S101 - for the type checker
         return self.marker
 
-    @property
-    def _slot(self) -> Any:
-        assert self.key is not None  # noqa: S101 - the decorator asks for one
-        return slot_of(self.key, self.rules.name, self.bound_marker().database)
-
     def try_take_slot(self) -> bool:
         """Take the record's slot; another record of this process may be using it.
 
         Raises:
             TakenOverError: It has been in use for the whole budget.
         """
-        self._slot_is_taken = self._slot_is_taken or guard_of(self.client).slots.try_take(self._slot, self.key)
+        self._slot_is_taken = self._slot_is_taken or self.guard.slots.try_take(self._slot, self.key)
         if not self._slot_is_taken and not self.budget.remaining():
             raise TakenOverError(f"the slot of {self.rules.name} was in use by another record for the whole budget")
         return self._slot_is_taken
 
     def _give_slot_back(self) -> None:
         if self._slot_is_taken:
-            guard_of(self.client).slots.give_back(self._slot, self.key)
+            self.guard.slots.give_back(self._slot, self.key)
             self._slot_is_taken = False
 
     def next_address(self, newer: int = 0) -> Address:
         """Return the slot with a number that is newer than all that are known."""
-        return guard_of(self.client).slots.address(self._slot, time.time(), newer)
+        return self.guard.slots.address(self._slot, time.time(), newer)
 
     # the marker
 

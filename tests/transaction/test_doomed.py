@@ -346,7 +346,7 @@ async def test_conflicts_end_with_the_budget_and_the_recoverer_is_told_exhausted
         stocked.there.c.update_one({"_id": 1}, {"$inc": {"outside": 1}})
         await done(database.c.update_one({"_id": 1}, {"$inc": {"n": 1}}))
 
-    await stocked.deliver(on_order, recoverer=recovered.append, budget=0.5)
+    await stocked.deliver(on_order, recoverer=recovered.append, budget=3.0)
     (failure,) = recovered
     assert (failure.reason, failure.execution) == ("exhausted", stocked.runs)
     assert isinstance(failure.exception, OperationFailure)

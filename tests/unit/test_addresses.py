@@ -105,7 +105,7 @@ def test_the_servers_own_timeout_may_be_shorter(pool: AddressPool, clock: Clock)
     first = pool.acquire()
     pool.release(first)
     clock.now += 31
-    assert session_of(pool.acquire(longest_idle=30.0)) != session_of(first)
+    assert session_of(pool.acquire(longest_idle=lambda: 30.0)) != session_of(first)
 
 
 def test_with_one_all_older_ones_are_dropped(pool: AddressPool, clock: Clock) -> None:
@@ -206,7 +206,7 @@ class Pooling(RuleBasedStateMachine):
 
     @rule(longest_idle=st.sampled_from([1.0, 60.0, LONGEST_IDLE]))
     def acquire(self, longest_idle: float) -> None:
-        address = self.pool.acquire(longest_idle)
+        address = self.pool.acquire(lambda: longest_idle)
         assert named(address) not in self.seen
         assert address.number >= 1
         assert session_of(address) not in self.discarded | self.of_the_parent

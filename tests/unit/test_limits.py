@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -76,7 +76,7 @@ def ids(*tables: Mapping[str, Command]) -> pytest.MarkDecorator:
 
 @ids(ONE, MANY)
 def test_inside_a_record_writes_and_reads_of_one_reply_get_two_thirds_of_the_socket_timeout(command: Command) -> None:
-    assert limit_of(LIMITS, command, 60.0) == 6_000
+    assert limit_of(LIMITS, command, lambda: 60.0) == 6_000
 
 
 @ids(ONE)
@@ -91,37 +91,42 @@ def test_outside_a_write_of_many_documents_is_left_alone(command: Command) -> No
 
 @ids(CURSORS)
 def test_a_cursor_is_left_alone_inside_and_outside(command: Command) -> None:
-    assert limit_of(LIMITS, command, 60.0) is None
+    assert limit_of(LIMITS, command, lambda: 60.0) is None
     assert limit_of(LIMITS, command, None) is None
 
 
 @ids(CURSORS)
 def test_a_cursor_gets_cursor_max_time_ms_where_that_is_set(command: Command) -> None:
     limits = Limits.of(9_000, None, 5_000)
-    assert limit_of(limits, command, 60.0) == 5_000
+    assert limit_of(limits, command, lambda: 60.0) == 5_000
     assert limit_of(limits, command, None) == 5_000
 
 
 @ids(CURSORS)
 def test_a_cursor_keeps_the_users_own_limit(command: Command) -> None:
-    assert limit_of(Limits.of(9_000, None, 5_000), {**command, "maxTimeMS": 7_000}, 60.0) is None
+    assert limit_of(Limits.of(9_000, None, 5_000), {**command, "maxTimeMS": 7_000}, lambda: 60.0) is None
 
 
 @ids(NEVER)
 @pytest.mark.parametrize("remaining", [None, 60.0])
 def test_administration_and_waiting_cursors_never_get_a_limit(command: Command, remaining: float | None) -> None:
-    assert limit_of(Limits.of(9_000, 4_000, 5_000), command, remaining) is None
+    assert limit_of(Limits.of(9_000, 4_000, 5_000), command, left(remaining)) is None
 
 
 @ids(ONE, MANY)
 def test_without_a_socket_timeout_a_record_limits_to_20_seconds(command: Command) -> None:
     assert DEFAULT_MS == 20_000
-    assert limit_of(Limits.of(None, None, None), command, 60.0) == DEFAULT_MS
+    assert limit_of(Limits.of(None, None, None), command, lambda: 60.0) == DEFAULT_MS
 
 
 @ids(ONE, MANY, CURSORS)
 def test_without_a_socket_timeout_nothing_is_limited_outside(command: Command) -> None:
     assert limit_of(Limits.of(None, 4_000, None), command, None) is None
+
+
+def left(seconds: float | None) -> Callable[[], float] | None:
+    """Return a budget's clock; None: outside records."""
+    return None if seconds is None else lambda: seconds
 
 
 @pytest.mark.parametrize(
@@ -141,7 +146,7 @@ def test_without_a_socket_timeout_nothing_is_limited_outside(command: Command) -
 def test_max_time_ms_holds_inside_records_where_it_is_below_the_socket_timeout(
     socket_ms: int | None, max_time_ms: int | None, inside: int
 ) -> None:
-    assert limit_of(Limits.of(socket_ms, max_time_ms, None), ONE["insert_one"], 600.0) == inside
+    assert limit_of(Limits.of(socket_ms, max_time_ms, None), ONE["insert_one"], lambda: 600.0) == inside
 
 
 @pytest.mark.parametrize(
@@ -159,7 +164,7 @@ def test_max_time_ms_is_for_records_only() -> None:
     ("remaining", "limit"), [(60.0, 6_000), (6.0, 6_000), (5.0, 5_000), (0.25, 250), (0.1, LEAST_MS), (0.0, LEAST_MS)]
 )
 def test_inside_a_record_the_limit_shrinks_to_the_budget_but_not_below_100_ms(remaining: float, limit: int) -> None:
-    assert limit_of(LIMITS, ONE["insert_one"], remaining) == limit
+    assert limit_of(LIMITS, ONE["insert_one"], left(remaining)) == limit
 
 
 @pytest.mark.parametrize(
@@ -179,7 +184,7 @@ def test_inside_a_record_the_limit_shrinks_to_the_budget_but_not_below_100_ms(re
 def test_the_users_lower_limit_wins_and_one_that_cannot_strike_is_lowered(
     given_ms: int, remaining: float | None, limit: int
 ) -> None:
-    assert limit_of(LIMITS, {**ONE["find_one"], "maxTimeMS": given_ms}, remaining) == limit
+    assert limit_of(LIMITS, {**ONE["find_one"], "maxTimeMS": given_ms}, left(remaining)) == limit
 
 
 def test_outside_a_write_of_many_documents_keeps_the_users_own_limit() -> None:
@@ -204,7 +209,7 @@ def test_an_injected_limit_is_above_zero_and_below_the_socket_timeout(
     socket_ms: int, max_time_ms: int | None, command: Command, given_ms: int | None, remaining: float | None
 ) -> None:
     sent = {**command, **({} if given_ms is None else {"maxTimeMS": given_ms})}
-    limit = limit_of(Limits.of(socket_ms, max_time_ms, None), sent, remaining)
+    limit = limit_of(Limits.of(socket_ms, max_time_ms, None), sent, left(remaining))
     assert limit is None or 0 < limit < socket_ms
 
 
@@ -214,7 +219,7 @@ def test_an_injected_limit_is_above_zero_and_below_the_socket_timeout(
     remaining=st.none() | st.floats(0, 600),
 )
 def test_the_users_lower_limit_is_never_raised(command: Command, given_ms: int, remaining: float | None) -> None:
-    limit = limit_of(LIMITS, {**command, "maxTimeMS": given_ms}, remaining)
+    limit = limit_of(LIMITS, {**command, "maxTimeMS": given_ms}, left(remaining))
     assert limit is None or limit <= given_ms
 
 

@@ -42,7 +42,6 @@ from saferetry._seam import (
     check_driver,
     csot_is_on,
     csot_remaining,
-    driver_call,
     guard_of,
     in_driver_call,
     inserted_document,
@@ -421,7 +420,7 @@ def _simple(kind: Any) -> Any:
 
 
 async def test_a_session_lent_in_a_driver_call_has_its_address(client: Any, address: Address) -> None:
-    with driver_call(call := DriverCall(client, address=address)):
+    with DriverCall(client, address=address) as call:
         session = client._ensure_session()
         session._start_retryable_write()
         command = apply(session, {"insert": "c"})
@@ -431,7 +430,7 @@ async def test_a_session_lent_in_a_driver_call_has_its_address(client: Any, addr
 
 
 async def test_a_resend_has_the_same_address(client: Any, address: Address) -> None:
-    with driver_call(call := DriverCall(client, address=address)):
+    with DriverCall(client, address=address) as call:
         session = client._ensure_session()
         session._start_retryable_write()
         sends = [dict(apply(session, {"insert": "c"})) for _ in range(3)]
@@ -440,7 +439,7 @@ async def test_a_resend_has_the_same_address(client: Any, address: Address) -> N
 
 
 async def test_only_the_first_session_of_a_driver_call_has_the_address(client: Any, address: Address) -> None:
-    with driver_call(call := DriverCall(client, address=address)):
+    with DriverCall(client, address=address) as call:
         client._ensure_session()
         other = client._ensure_session()
         assert apply(other, {"insert": "c"})["lsid"] != address.session_id
@@ -448,7 +447,7 @@ async def test_only_the_first_session_of_a_driver_call_has_the_address(client: A
 
 
 async def test_after_the_driver_call_no_session_has_the_address(client: Any, address: Address) -> None:
-    with driver_call(DriverCall(client, address=address)):
+    with DriverCall(client, address=address):
         later = contextvars.copy_context()  # as a background task of the driver's holds it
     session = later.run(client._ensure_session)
     assert apply(session, {"insert": "c"})["lsid"] != address.session_id
@@ -456,13 +455,13 @@ async def test_after_the_driver_call_no_session_has_the_address(client: Any, add
 
 async def test_a_session_of_another_client_has_not_the_address(make: Any, client: Any, address: Address) -> None:
     other = make(connect=False)
-    with driver_call(DriverCall(client, address=address)):
+    with DriverCall(client, address=address):
         assert apply(other._ensure_session(), {"insert": "c"})["lsid"] != address.session_id
 
 
 async def test_a_session_of_the_users_is_left_alone(client: Any, address: Address) -> None:
     own = client.start_session()
-    with driver_call(call := DriverCall(client, address=address)):
+    with DriverCall(client, address=address) as call:
         assert client._ensure_session(own) is own
         adopt_session(client, own)
         assert type(own) in (ClientSession, AsyncClientSession)
@@ -472,14 +471,14 @@ async def test_a_session_of_the_users_is_left_alone(client: Any, address: Addres
 
 
 async def test_without_an_address_a_pooled_session_is_used(client: Any) -> None:
-    with driver_call(DriverCall(client)):
+    with DriverCall(client):
         session = client._ensure_session()
     assert not isinstance(session._server_session, PinnedServerSession)
 
 
 def test_a_driver_call_is_known_while_it_lasts() -> None:
     assert not in_driver_call()
-    with driver_call(DriverCall(None)):
+    with DriverCall(None):
         assert in_driver_call()
         later = contextvars.copy_context()
     assert not in_driver_call()
@@ -487,7 +486,7 @@ def test_a_driver_call_is_known_while_it_lasts() -> None:
 
 
 def test_a_driver_call_ends_with_an_error() -> None:
-    with pytest.raises(KeyError), driver_call(call := DriverCall(None)):
+    with pytest.raises(KeyError), DriverCall(None) as call:
         raise KeyError
     assert call.done
     assert not in_driver_call()
@@ -498,7 +497,7 @@ def test_a_driver_call_ends_with_an_error() -> None:
 
 def lend(client: Any, **announced: Any) -> tuple[DriverCall, Any]:
     call = DriverCall(client, **announced)
-    with driver_call(call):
+    with call:
         return call, client._ensure_session()
 
 
@@ -724,20 +723,20 @@ async def test_disabled_sessions_are_the_drivers_own(make: Any) -> None:
 
 @pytest.mark.parametrize(("minutes", "longest_idle"), [(30, 900.0), (1, 30.0), (None, LONGEST_IDLE), (0, LONGEST_IDLE)])
 def test_idle_sessions_live_half_as_long_as_the_server_remembers(minutes: int | None, longest_idle: float) -> None:
-    asked: list[float] = []
-
-    class Pool(AddressPool):
-        def acquire(self, longest_idle: float = LONGEST_IDLE) -> Address:
-            asked.append(longest_idle)
-            return super().acquire(longest_idle)
-
     class Client:
         class topology_description:  # noqa: N801 - the driver's attribute
             logical_session_timeout_minutes = minutes
 
-    guard = Guard(Settings(), Limits.of(None, None, None), rng=guard_rng(), pool=Pool())
-    guard.acquire(Client)
-    assert asked == [longest_idle]
+    now = 0.0
+    guard = Guard(Settings(), Limits.of(None, None, None), rng=guard_rng(), pool=AddressPool(lambda: now))
+    first = guard.acquire(Client)
+    guard.pool.release(first)
+    now = longest_idle
+    second = guard.acquire(Client)
+    assert second.session_id == first.session_id
+    guard.pool.release(second)
+    now = 2 * longest_idle + 0.1
+    assert guard.acquire(Client).session_id != first.session_id
 
 
 def guard_rng() -> Any:
