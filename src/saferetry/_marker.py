@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -121,12 +122,10 @@ def default_database_name(client: Any) -> str:
         ) from exc
 
 
-def life_of(indexes: Mapping[str, Any]) -> int | None:
-    """Return the seconds that markers live by an existing index, or None."""
-    for index in indexes.values():
-        if [name for name, _ in index["key"]] == [TTL_KEY] and "expireAfterSeconds" in index:
-            return int(index["expireAfterSeconds"])
-    return None
+def life_of(indexes: Mapping[str, Any]) -> float | None:
+    """Return the seconds that markers live by an existing index, infinite where it lets none expire; None: there is none."""
+    lives = [index.get("expireAfterSeconds", math.inf) for index in indexes.values() if [*dict(index["key"])] == [TTL_KEY]]
+    return min(lives, default=None)
 
 
 def index_question(marker: Marker) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def _send(call: WriteCall, command: Command) -> None:
 
 def _look_for(call: WriteCall, ids: list[Any]) -> list[Any]:
     find = unguarded(call.target.owner).find
-    return find({"_id": {"$in": ids}}, {"_id": 1}).to_list()  # type: ignore[no-any-return]
+    return find({"_id": {"$in": ids}}, {"_id": 1}, batch_size=len(ids)).to_list()  # type: ignore[no-any-return]
 
 
 def read(call: ReadCall) -> Any:
@@ -102,7 +102,7 @@ async def _send_async(call: WriteCall, command: Command) -> None:
 
 async def _look_for_async(call: WriteCall, ids: list[Any]) -> list[Any]:
     find = unguarded(call.target.owner).find
-    return await find({"_id": {"$in": ids}}, {"_id": 1}).to_list()  # type: ignore[no-any-return]
+    return await find({"_id": {"$in": ids}}, {"_id": 1}, batch_size=len(ids)).to_list()  # type: ignore[no-any-return]
 
 
 async def read_async(call: ReadCall) -> Any:

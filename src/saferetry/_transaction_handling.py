@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -210,8 +211,9 @@ class TransactionHandling(Handling):
         guard = self.guard
         life = _marker.life_of(indexes)
         if life not in (None, guard.settings.marker_ttl_s):
+            lives = "for ever" if life == math.inf else f"{life:.0f} s"
             guard.warn_once(
-                "ttl", f"the markers live {life} s, as their index says, not marker_ttl_s {guard.settings.marker_ttl_s}"
+                "ttl", f"the markers live {lives}, as their index says, not marker_ttl_s {guard.settings.marker_ttl_s}"
             )
         return life is None
 

@@ -69,17 +69,18 @@ async def test_an_index_with_the_same_life_is_not_touched(
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize(("options", "says"), [({"expireAfterSeconds": 77}, "77 s"), ({}, "for ever")])
 async def test_an_index_with_another_life_is_kept_with_one_warning(
-    scene: Scene, log: CommandLog, caplog: pytest.LogCaptureFixture
+    scene: Scene, log: CommandLog, caplog: pytest.LogCaptureFixture, options: dict[str, Any], says: str
 ) -> None:
-    scene.there[MARKERS].create_index("at", expireAfterSeconds=77, name="of_the_admin")
+    scene.there[MARKERS].create_index("at", name="of_the_admin", **options)
     client = scene.client(log=log)
     with caplog.at_level(logging.WARNING, "saferetry"):
         for position in range(3):
             await scene.deliver(on_order, client, key=replace(KEY, position=position))
-    assert life(scene) == [77]
+    assert life(scene) == [*options.values()]
     assert log.sends("createIndexes", "collMod") == 0
-    assert [message.startswith("the markers live 77 s") for message in caplog.messages] == [True]
+    assert [message.startswith(f"the markers live {says}, as") for message in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize("code", [24, 50])
