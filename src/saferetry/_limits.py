@@ -60,9 +60,12 @@ def limit_of(limits: Limits, command: Mapping[str, Any], remaining: Callable[[],
         remaining: Returns the seconds left in the record's budget; None outside records.
     """
     name = next(iter(command))
-    if "maxTimeMS" not in command and _fetches_more(name, command):
+    if name in _LIMITED:
+        if remaining is None and _changes_many(name, command):
+            return None
+    elif "maxTimeMS" not in command and _fetches_more(name, command):
         return limits.cursor_ms
-    if not _is_limited(name, command, inside=remaining is not None):
+    elif not _ends_with_its_reply(name, command, inside=remaining is not None):
         return None
     given = command.get("maxTimeMS")
     own = limits.outside_ms if remaining is None else limits.inside_ms
@@ -78,13 +81,11 @@ def is_too_long(limits: Limits, given_ms: float) -> bool:
     return limits.socket_timeout_ms is not None and given_ms >= limits.socket_timeout_ms
 
 
-def _is_limited(name: str, command: Mapping[str, Any], *, inside: bool) -> bool:
+def _ends_with_its_reply(name: str, command: Mapping[str, Any], *, inside: bool) -> bool:
     if name == "find":
         return bool(command.get("singleBatch")) and not command.get("tailable")
-    if name == "aggregate":
-        pipeline = command.get("pipeline")
-        return _counts(pipeline) or (inside and writes(pipeline))
-    return name in _LIMITED and (inside or not _changes_many(name, command))
+    pipeline = command.get("pipeline")
+    return name == "aggregate" and (_counts(pipeline) or (inside and writes(pipeline)))
 
 
 def _changes_many(name: str, command: Mapping[str, Any]) -> bool:

@@ -204,8 +204,6 @@ class Method:
             reason = "it has a session of its own"
         elif not is_read and not _is_acknowledged(owner, arguments):
             reason = "write concern 0 asks nobody whether it was applied"
-        elif is_encrypted(client):
-            reason = "a client with auto_encryption_opts is not supported there"
         if reason:
             raise ConfigurationError(
                 f"{self.name} on {_namespace_of(owner)} cannot join the record's transaction ({reason}), and beside it would "
@@ -394,8 +392,8 @@ def _client_of(owner: Any) -> Any:
 def _session_of(client: Any, arguments: Mapping[str, Any]) -> Any:
     """Return the session that the user gave (some methods take it among ``**kwargs``) or bound, or None."""
     given = arguments.get("session")
-    if given is None:
-        given = arguments.get("kwargs", {}).get("session")
+    if given is None and "kwargs" in arguments:
+        given = arguments["kwargs"].get("session")
     return given if given is not None else bound_session(client)
 
 
@@ -406,10 +404,9 @@ def _namespace_of(owner: Any) -> str:
 
 
 def _is_acknowledged(owner: Any, arguments: Mapping[str, Any]) -> bool:
-    given = arguments.get("kwargs", {}).get("writeConcern")
-    command = arguments.get("command")
-    if given is None and isinstance(command, Mapping):
+    given = arguments["kwargs"].get("writeConcern") if "kwargs" in arguments else None
+    if given is None and "command" in arguments and isinstance(command := arguments["command"], Mapping):
         given = command.get("writeConcern")
-    if isinstance(given, Mapping):
+    if given is not None and isinstance(given, Mapping):
         return given.get("w") != 0
     return bool(owner.write_concern.acknowledged)

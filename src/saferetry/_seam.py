@@ -50,6 +50,7 @@ from saferetry.errors import ConfigurationError, DriverMismatchError, Unprotecte
 logger = logging.getLogger("saferetry")
 
 _TAGGED = frozenset({"insert", "update", "delete", "findAndModify", "aggregate"})
+_UNDRESSED = frozenset({"commitTransaction", "abortTransaction"})
 COMMENT_ON_WRITES = 9  # wire version of server 4.4
 KEEPS_WRITE_ERRORS = 13  # wire version of server 5.0
 DRIVER_TYPES: tuple[type[Any], ...] = (MongoClient, Database, Collection)
@@ -247,7 +248,8 @@ class GuardedSession(ClientSession):
     _saferetry_execution: Any = None
 
     def _apply_to(self, command: Any, is_retryable: bool, read_preference: Any, conn: Any) -> None:  # noqa: FBT001
-        _check_open(self, command)
+        if self._saferetry_execution is not None:
+            _check_open(self, command)
         super()._apply_to(command, is_retryable, read_preference, conn)
         _dress(self, command, is_retryable, conn)
 
@@ -262,7 +264,8 @@ class AsyncGuardedSession(AsyncClientSession):
     _saferetry_execution: Any = None
 
     def _apply_to(self, command: Any, is_retryable: bool, read_preference: Any, conn: Any) -> None:  # noqa: FBT001
-        _check_open(self, command)
+        if self._saferetry_execution is not None:
+            _check_open(self, command)
         super()._apply_to(command, is_retryable, read_preference, conn)
         _dress(self, command, is_retryable, conn)
 
@@ -337,9 +340,7 @@ def _check_open(session: Any, command: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: It is.
     """
-    if session._saferetry_execution is None or session.in_transaction:
-        return
-    if next(iter(command)) != "killCursors":
+    if not session.in_transaction and next(iter(command)) != "killCursors":
         raise ConfigurationError(OVER)
 
 
@@ -352,11 +353,13 @@ TRANSACTION_OPTIONS: Mapping[str, Any] = {  # of a record's transaction, whateve
 
 def _dress(session: Any, command: MutableMapping[str, Any], is_retryable: bool, conn: Any) -> None:  # noqa: FBT001
     """Give a command its limit, tag and statement id, and count the send."""
+    name = next(iter(command))
+    if name in _UNDRESSED:
+        return
     call: DriverCall | None = session._saferetry_call
     guard: Guard = guard_of(session._client)
     if (scope := SCOPE.get()) is not None and scope.ended:
         scope = None
-    name = next(iter(command))
     announced = call is not None and call.is_write
     is_write = name not in READ_COMMANDS or (announced and name == "aggregate")
     _limit(session, guard, command, scope.remaining if scope is not None else None)

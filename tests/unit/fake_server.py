@@ -221,9 +221,10 @@ class _Looking:
     def __init__(self, server: FakeServer) -> None:
         self._server = server
 
-    def find(self, query: dict[str, Any], projection: dict[str, Any]) -> _Looking:
+    def find(self, query: dict[str, Any], projection: dict[str, Any], *, batch_size: int) -> _Looking:
         assert projection == {"_id": 1}
         self._wanted = query["_id"]["$in"]
+        assert batch_size == len(self._wanted)  # one command answers
         return self
 
     def to_list(self) -> list[dict[str, Any]]:
