@@ -36,6 +36,18 @@ def on_a_hot_document(database: Any, position: int, session: ClientSession | Non
     database.orders.insert_one({"order": position}, **own)
 
 
+def on_documents_of(size: int) -> Effects:
+    """Return what inserts a document of so many bytes, and changes another."""
+    padding = "x" * size
+
+    def effects(database: Any, position: int, session: ClientSession | None = None) -> None:
+        own = {"session": session} if session else {}
+        database.stock.update_one({"_id": position % 1_000}, {"$inc": {"left": -1}}, **own)
+        database.orders.insert_one({"order": position, "padding": padding}, **own)
+
+    return effects
+
+
 @dataclass(frozen=True)
 class Place:
     """Where the records are handled.
@@ -82,6 +94,13 @@ def raw(place: Place) -> Way:
     client = pymongo.MongoClient[dict[str, Any]](place.uri, **OPTIONS)
     database = client[place.database]
     return Way("raw, at least once", client, lambda position: place.effects(database, position, None))
+
+
+def raw_again(place: Place) -> Way:
+    """Return plain PyMongo a second time: how far it is from itself is the noise."""
+    way = raw(place)
+    way.name = "raw again"
+    return way
 
 
 def inbox_first(place: Place) -> Way:
@@ -150,4 +169,6 @@ def _key(position: int) -> RecordKey:
     return RecordKey("orders", 0, position, group="bench", digest=b"%d" % position)
 
 
-WAYS: tuple[Callable[[Place], Way], ...] = (raw, inbox_first, by_hand, unscoped, process, transaction)
+Ways = tuple[Callable[[Place], Way], ...]
+WAYS: Ways = (raw, inbox_first, by_hand, unscoped, process, transaction)
+CALLS: Ways = (raw, raw_again, unscoped, process)
