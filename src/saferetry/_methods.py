@@ -279,10 +279,14 @@ class Method:
         def invoke(owner: Any) -> Any:
             return self._parameters.call(owner, arguments)
 
+        def recovered() -> InsertOneResult | None:
+            is_one = self.kind is Kind.INSERT_ONE
+            return InsertOneResult(arguments["document"]["_id"], acknowledged=True) if is_one else None
+
         whole = Part(invoke, multi=not terms.addressable, made_ids=inserted.made_ids)
-        plan = Plan(lambda: [whole], inserted, fingerprint)
-        if self.kind is Kind.INSERT_ONE:
-            return replace(plan, recovered=lambda: InsertOneResult(arguments["document"]["_id"], acknowledged=True))
+        plan = Plan(lambda: [whole], inserted, fingerprint, recovered=recovered)
+        if self.kind in (Kind.INSERT_ONE, Kind.SINGLE):
+            return plan
         if terms.foreign or not terms.acknowledged:
             return plan
         if self.kind is Kind.BULK and are_requests(arguments["requests"]):
