@@ -24,6 +24,7 @@ from saferetry._seam import (
     adopt_session,
     check_driver,
     execution_of,
+    fetch_in,
     guard_of,
     install_guard,
 )
@@ -33,7 +34,7 @@ from saferetry.errors import ConfigurationError
 Document = TypeVar("Document", bound=Mapping[str, Any])
 Guarded = TypeVar("Guarded", bound=type[Any])
 
-# The driver's methods that return a database or a collection; __getattr__ goes through __getitem__.
+# The driver's methods that return a database or a collection; its __getattr__ goes through __getitem__, a user's may not.
 _MAKERS = ("__getitem__", "get_database", "get_default_database", "get_collection", "with_options", "create_collection")
 
 
@@ -49,7 +50,21 @@ def _guarded(cls: Guarded) -> Guarded:
     for name in _MAKERS:
         if hasattr(base, name):
             setattr(cls, name, _adopting(getattr(cls, name)))
+
+    def init_subclass(subclass: Any, /, **kwargs: Any) -> None:
+        _adopt_what_it_makes(cls, subclass, **kwargs)
+
+    cls.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]  # typeshed: one without arguments
     return cls
+
+
+def _adopt_what_it_makes(known: Any, subclass: Any, /, **kwargs: Any) -> None:
+    """Make guarded what a user's subclass returns where it makes databases and collections in a way of its own."""
+    super(known, subclass).__init_subclass__(**kwargs)
+    for name in (*_MAKERS, "__getattr__"):
+        own = getattr(subclass, name, None)
+        if own is not None and own is not getattr(known, name, None):
+            setattr(subclass, name, _adopting(own))
 
 
 def _guarded_method(name: str, kind: Kind, driver_type: type[Any]) -> Callable[..., Any]:
@@ -107,7 +122,10 @@ def _adopting(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _adopt(made: Any) -> Any:
-    guarded = _GUARDED_TYPES.get(type(made))
+    own_type: Any = type(made)
+    guarded = _GUARDED_TYPES.get(own_type)
+    if guarded is None and isinstance(made, _MADE) and not isinstance(made, _GUARDED_MADE):
+        guarded = _guarded_maker(own_type)
     if guarded is not None:
         made.__class__ = guarded
     return made
@@ -163,7 +181,7 @@ class MongoClient(DriverMongoClient[Document]):
         return _lend(self, super()._ensure_session(session))
 
     def _run_operation(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
-        return _fetch(super()._run_operation, operation, args, kwargs)
+        return _fetch(self, super()._run_operation, operation, args, kwargs)
 
 
 @_guarded
@@ -192,7 +210,7 @@ class AsyncMongoClient(DriverAsyncMongoClient[Document]):
         return _lend(self, super()._ensure_session(session))
 
     async def _run_operation(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
-        return await _fetch_async(super()._run_operation, operation, args, kwargs)
+        return await _fetch_async(self, super()._run_operation, operation, args, kwargs)
 
 
 _GUARDED_TYPES: Mapping[type[Any], type[Any]] = {
@@ -203,6 +221,18 @@ _GUARDED_TYPES: Mapping[type[Any], type[Any]] = {
     DriverAsyncDatabase: AsyncDatabase,
     DriverAsyncCollection: AsyncCollection,
 }
+_MADE = (DriverDatabase, DriverCollection, DriverAsyncDatabase, DriverAsyncCollection)
+_GUARDED_MADE = tuple(_GUARDED_TYPES[driver_type] for driver_type in _MADE)
+
+
+@functools.cache
+def _guarded_maker(foreign: type[Any]) -> type[Any]:
+    """Return a user's own database or collection class with the guarded methods in place of the driver's, below his own.
+
+    A method of his that makes several calls is not sent again as a whole: each of the calls is guarded.
+    """
+    guarded = next(_GUARDED_TYPES[driver_type] for driver_type in _MADE if issubclass(foreign, driver_type))
+    return type(foreign.__name__, (foreign, guarded), {"__module__": foreign.__module__})
 
 
 def _settings_for_new_client(given: Settings | None) -> Settings:
@@ -237,23 +267,33 @@ def _lend(client: Any, session: Any) -> Any:
     return session
 
 
-def _fetch(fetch: Callable[..., Any], operation: Any, args: Any, kwargs: Any) -> Any:
+def _fetch(client: Any, fetch: Callable[..., Any], operation: Any, args: Any, kwargs: Any) -> Any:
     """Let a cursor fetch a batch: in a record's transaction one after another, and with an eye on errors."""
     execution = execution_of(operation)
     if execution is None:
         return fetch(operation, *args, **kwargs)
-    with execution.lock:  # noqa: SIM117 - as the other half
+    with execution.lock:
+        execution.check(client)
+        if execution.is_waiting:
+            with execution.beginning():
+                execution.begin(execution, client)
         with execution.fetching():
+            fetch_in(operation, execution)
             return fetch(operation, *args, **kwargs)
 
 
-async def _fetch_async(fetch: Callable[..., Any], operation: Any, args: Any, kwargs: Any) -> Any:
+async def _fetch_async(client: Any, fetch: Callable[..., Any], operation: Any, args: Any, kwargs: Any) -> Any:
     """Let a cursor fetch a batch: in a record's transaction one after another, and with an eye on errors."""
     execution = execution_of(operation)
     if execution is None:
         return await fetch(operation, *args, **kwargs)
     async with execution.async_lock:
+        execution.check(client)
+        if execution.is_waiting:
+            with execution.beginning():
+                await execution.begin(execution, client)
         with execution.fetching():
+            fetch_in(operation, execution)
             return await fetch(operation, *args, **kwargs)
 
 
@@ -292,10 +332,11 @@ def _guarded_subclass(foreign: type[Any]) -> type[Any]:
         return _lend(self, foreign._ensure_session(self, session))
 
     def run(self: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
-        return _fetch(functools.partial(foreign._run_operation, self), operation, args, kwargs)
+        return _fetch(self, functools.partial(foreign._run_operation, self), operation, args, kwargs)
 
     async def run_async(self: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
-        return await _fetch_async(functools.partial(foreign._run_operation, self), operation, args, kwargs)
+        return await _fetch_async(self, functools.partial(foreign._run_operation, self), operation, args, kwargs)
 
     overridden = {"_ensure_session": lend, "_run_operation": run_async if issubclass(foreign, DriverAsyncMongoClient) else run}
+    overridden["__getattr__"] = _adopting(foreign.__getattr__)
     return _guarded(type(foreign.__name__, (foreign,), {"__module__": foreign.__module__, **overridden}))

@@ -27,10 +27,10 @@ def prepare_gridfs(database: Any, bucket: str = "fs") -> Any:
     if is_async_database(database):
         return _prepare_async(database, bucket)
     for name, keys, unique in _INDEXES:
-        database[bucket][name].create_index(keys, unique=unique)
+        database[f"{bucket}.{name}"].create_index(keys, unique=unique)
     return None
 
 
 async def _prepare_async(database: Any, bucket: str) -> None:
     for name, keys, unique in _INDEXES:
-        await database[bucket][name].create_index(keys, unique=unique)
+        await database[f"{bucket}.{name}"].create_index(keys, unique=unique)

@@ -37,7 +37,7 @@ from saferetry._parts import (
 )
 from saferetry._read import ReadCall
 from saferetry._record import OPEN_RECORDS, Record, is_repeatable
-from saferetry._seam import SCOPE, Guard, bound_session, guard_of, in_driver_call, is_encrypted
+from saferetry._seam import SCOPE, Guard, bound_session, guard_of, in_driver_call, is_encrypted, runs_in
 from saferetry.errors import ConfigurationError, UnprotectedWriteError
 
 
@@ -168,7 +168,7 @@ class Method:
         return self._call(record, target, arguments, terms)
 
     def _join(self, record: Record, owner: Any, client: Any, arguments: dict[str, Any], *, is_read: bool) -> JoinedCall:
-        self._check_joining(owner, client, arguments, is_read=is_read)
+        self._check_joining(record, owner, client, arguments, is_read=is_read)
         _list(arguments)
         inserted = self._inserted(arguments)
         inserted.make_ids({})
@@ -196,11 +196,11 @@ class Method:
             invoke=invoke,
         )
 
-    def _check_joining(self, owner: Any, client: Any, arguments: Mapping[str, Any], *, is_read: bool) -> None:
+    def _check_joining(self, record: Record, owner: Any, client: Any, arguments: Mapping[str, Any], *, is_read: bool) -> None:
         reason = ""
         if self.kind in (Kind.DDL, Kind.COMMAND, Kind.REFUSED, Kind.APART) or (self.kind is Kind.PIPELINE and not is_read):
             reason = "MongoDB does not run it in a transaction"
-        elif _session_of(client, arguments) is not None:
+        elif (session := _session_of(client, arguments)) is not None and not runs_in(session, record.transaction):
             reason = "it has a session of its own"
         elif not is_read and not _is_acknowledged(owner, arguments):
             reason = "write concern 0 asks nobody whether it was applied"
@@ -369,7 +369,7 @@ def _current(guard: Guard, name: str, *, is_read: bool) -> Record | None:
     if record is not None and record.ended:
         raise ConfigurationError(
             f"{name} was called in the record {record.label()}, which has ended: a thread or task outlived its handler; "
-            "wait for it inside the handler"
+            "wait for it inside the handler (a process forked inside it needs a record of its own)"
         )
     if record is None and guard.settings.strict:
         raise UnprotectedWriteError(

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 from saferetry._budget import Budget
 from saferetry._identity import DerivedIds, RecordKey
 from saferetry._outcomes import Outcome, WriteView
-from saferetry._seam import SCOPE
+from saferetry._seam import PAST_METHODS, REMEDY, SCOPE
 from saferetry._settings import Settings
-from saferetry.errors import ConfigurationError, UnsettledWriteError
+from saferetry.errors import ConfigurationError, UnprotectedWriteError, UnsettledWriteError
 
 logger = logging.getLogger("saferetry")
 
@@ -104,18 +104,32 @@ class Record:
         """Take note of something that makes another execution unsafe; the first reason is kept."""
         self._effect = self._effect or reason
 
-    def note_unannounced(self, command_name: str) -> None:
+    def note_unannounced(self, command_name: str, *, strict: bool = False) -> None:
         """Take note of a write that no guarded method announced.
 
         Raises:
             ConfigurationError: The record's transaction, beside which it would be sent, would not undo it.
+            UnprotectedWriteError: Strict refuses it.
         """
         if self.transaction is not None:
             raise ConfigurationError(
-                f"the command {command_name} comes past the guarded methods: beside the record's transaction it would be "
-                "repeated with it. Get the collection from the guarded client, after wrap(): client['database']['collection']"
+                f"the command {command_name} {PAST_METHODS}: beside the record's transaction it would be repeated with it. "
+                f"{REMEDY}"
             )
+        if strict and not is_repeatable():
+            raise UnprotectedWriteError(f"the command {command_name} {PAST_METHODS}, which strict refuses. {REMEDY}")
         self.note_effect(f"the command {command_name} was sent past the guarded methods")
+
+    def refuse_unannounced_read(self, command_name: str) -> NoReturn:
+        """Refuse a read that no guarded method announced, beside the record's transaction.
+
+        Raises:
+            ConfigurationError: It would not see what the transaction wrote.
+        """
+        raise ConfigurationError(
+            f"the command {command_name} {PAST_METHODS}: beside the record's transaction it would not see what that wrote. "
+            f"{REMEDY}"
+        )
 
     def effect(self) -> str:
         """Return why another execution could repeat an effect, or an empty text."""
@@ -198,14 +212,18 @@ class OpenRecords:
     """
 
     def __init__(self) -> None:
-        self.start_anew()
+        self._lock = threading.Lock()
+        self._records: dict[int, set[Record]] = {}
         if hasattr(os, "register_at_fork"):  # a child has none of the other threads, and may have got a locked lock
             os.register_at_fork(after_in_child=self.start_anew)
 
     def start_anew(self) -> None:
-        """Know of no record."""
+        """Know of no record; those of the process that this one was forked from are not for this one to go on with."""
+        for records in self._records.values():
+            for inherited in records:
+                inherited.ended = True
         self._lock = threading.Lock()
-        self._records: dict[int, set[Record]] = {}
+        self._records = {}
 
     def add(self, thread: int, record: Record) -> None:
         """Take note of an open record."""

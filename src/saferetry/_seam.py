@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextvars import Context, ContextVar, Token
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import pymongo
 from pymongo import _csot
@@ -42,7 +42,7 @@ from pymongo.synchronous.mongo_client import MongoClient
 from pymongo.write_concern import WriteConcern
 
 from saferetry._addresses import LONGEST_IDLE, Address, AddressPool
-from saferetry._limits import READ_COMMANDS, SHORTEST_SOCKET_TIMEOUT_MS, Limits, is_too_long, limit_of
+from saferetry._limits import READ_COMMANDS, SHORTEST_SOCKET_TIMEOUT_MS, Limits, is_too_long, limit_of, writes
 from saferetry._settings import Settings
 from saferetry._slots import Slots
 from saferetry.errors import ConfigurationError, DriverMismatchError, UnprotectedWriteError
@@ -57,6 +57,9 @@ DRIVER_TYPES: tuple[type[Any], ...] = (MongoClient, Database, Collection)
 ASYNC_DRIVER_TYPES: tuple[type[Any], ...] = (AsyncMongoClient, AsyncDatabase, AsyncCollection)
 REQUEST_TYPES = (InsertOne, UpdateOne, UpdateMany, ReplaceOne, DeleteOne, DeleteMany)
 _FIRST_DRIVER = (4, 9)
+_READS = frozenset({"find", "aggregate", "count", "distinct"})
+PAST_METHODS = "comes past the guarded methods"
+REMEDY = "Get the collection from the guarded client, after wrap(): client['database']['collection']"
 OVER = "the execution that this task or thread belongs to is over: wait for it in the handler"
 
 
@@ -156,12 +159,16 @@ class Scope(Protocol):
 
     ended: bool
     tag: Mapping[str, Any] | None
+    transaction: Any
 
     def remaining(self) -> float:
         """Return the seconds left in its budget."""
 
-    def note_unannounced(self, command_name: str) -> None:
+    def note_unannounced(self, command_name: str, *, strict: bool) -> None:
         """Take note of a write that no guarded method announced."""
+
+    def refuse_unannounced_read(self, command_name: str) -> NoReturn:
+        """Refuse a read that no guarded method announced, beside the record's transaction."""
 
 
 SCOPE: ContextVar[Scope | None] = ContextVar("saferetry_scope", default=None)
@@ -329,9 +336,34 @@ def let_join(session: Any, execution: Any) -> None:
     session._saferetry_execution = execution
 
 
+def runs_in(session: Any, execution: Any) -> bool:
+    """Whether a session is that of an execution's transaction; a cursor passes it on (``Cursor.distinct``)."""
+    return getattr(session, "_saferetry_execution", None) is execution
+
+
 def execution_of(operation: Any) -> Any:
-    """Return the execution in whose transaction a cursor fetches a batch; None elsewhere, and in a call that watches itself."""
-    return None if in_driver_call() else getattr(operation.session, "_saferetry_execution", None)
+    """Return the execution in whose transaction a cursor fetches a batch; None elsewhere, and in a call that watches itself.
+
+    A cursor made past the guarded methods, as ``GridFS.find`` makes it, has a session that the driver lent: with its first
+    batch it becomes one of the record's transaction.
+    """
+    if in_driver_call():
+        return None
+    session = operation.session
+    execution = getattr(session, "_saferetry_execution", None)
+    scope = SCOPE.get()
+    if execution is None and scope is not None and not scope.ended and scope.transaction is not None:
+        is_lent = isinstance(session, (GuardedSession, AsyncGuardedSession)) and session._saferetry_call is None
+        if is_lent and operation.name != "getMore":
+            session._saferetry_execution = execution = scope.transaction
+    return execution
+
+
+def fetch_in(operation: Any, execution: Any) -> None:
+    """Let a batch be fetched in an execution's transaction."""
+    if operation.session is not execution.session:
+        operation.session = execution.session
+        operation.read_preference = ReadPreference.PRIMARY
 
 
 def _check_open(session: Any, command: Mapping[str, Any]) -> None:
@@ -362,8 +394,11 @@ def _dress(session: Any, command: MutableMapping[str, Any], is_retryable: bool, 
         scope = None
     announced = call is not None and call.is_write
     is_write = name not in READ_COMMANDS or (announced and name == "aggregate")
+    is_write = is_write or (name == "aggregate" and call is None and writes(command.get("pipeline")))
     _limit(session, guard, command, scope.remaining if scope is not None else None)
     if not is_write:
+        if scope is not None and scope.transaction is not None and _is_data_read(session, name):
+            scope.refuse_unannounced_read(name)
         return
     if call is not None and announced:
         is_retryable = is_retryable or _number(session, call, command, conn)
@@ -379,10 +414,31 @@ def _dress(session: Any, command: MutableMapping[str, Any], is_retryable: bool, 
         call.wire_version = conn.max_wire_version
         if call.statement_id and is_retryable:
             command["stmtId"] = call.statement_id
-    elif scope is not None and session._implicit:
-        scope.note_unannounced(name)
+    elif session._implicit:
+        _note_unannounced(guard, scope, name)
     if scope is not None and scope.tag and name in _TAGGED and conn.max_wire_version >= COMMENT_ON_WRITES:
         command.setdefault("comment", scope.tag)
+
+
+def _note_unannounced(guard: Guard, scope: Scope | None, name: str) -> None:
+    """Take note of a write that no guarded method announced.
+
+    Raises:
+        ConfigurationError: It would be sent beside a record's transaction.
+        UnprotectedWriteError: Strict refuses it.
+    """
+    is_ours = in_driver_call()  # further commands of a method, or what an event listener sends meanwhile
+    if scope is not None:
+        scope.note_unannounced(name, strict=guard.settings.strict and not is_ours)
+        if not is_ours:
+            guard.warn_once("unannounced", f"the command {name} {PAST_METHODS}: a lost reply leaves it unknown. {REMEDY}")
+    elif guard.settings.strict and not is_ours:
+        raise UnprotectedWriteError(f"the command {name} {PAST_METHODS} and outside any record, which strict refuses")
+
+
+def _is_data_read(session: Any, name: str) -> bool:
+    """Whether it is a read that no guarded method announced, nor belongs to what one of them calls."""
+    return name in _READS and session._implicit and session._saferetry_call is None and not in_driver_call()
 
 
 def _number(session: Any, call: DriverCall, command: MutableMapping[str, Any], conn: Any) -> bool:

@@ -8,6 +8,7 @@ statement. Slots are bounded, since the server keeps every session it has seen f
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import uuid
 from collections.abc import Hashable
@@ -44,17 +45,29 @@ class _Slot:
     holders: list[Hashable] = field(default_factory=list)
 
 
-class Slots:
-    """Know which slots this process uses, and their last numbers; thread-safe."""
+class _Known:
+    """Hold what one process knows: a lock that another thread held when it was forked would be taken for ever."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._slots: dict[bytes, _Slot] = {}
+        self.lock = threading.Lock()
+        self.slots: dict[bytes, _Slot] = {}
+
+
+class Slots:
+    """Know which slots this process uses, and their last numbers; thread-safe, and empty after a fork."""
+
+    def __init__(self) -> None:
+        self._by_process: dict[int, _Known] = {}
+
+    def _known(self) -> _Known:
+        process = os.getpid()
+        return self._by_process.get(process) or self._by_process.setdefault(process, _Known())
 
     def try_take(self, slot: bytes, key: Hashable) -> bool:
         """Take a slot that is free or taken for the same key; another key has to wait."""
-        with self._lock:
-            taken = self._slots.setdefault(slot, _Slot())
+        known = self._known()
+        with known.lock:
+            taken = known.slots.setdefault(slot, _Slot())
             if any(holder != key for holder in taken.holders):
                 return False
             taken.holders.append(key)
@@ -62,8 +75,10 @@ class Slots:
 
     def give_back(self, slot: bytes, key: Hashable) -> None:
         """Give back what was taken once."""
-        with self._lock:
-            self._slots[slot].holders.remove(key)
+        known = self._known()
+        with known.lock:
+            if slot in known.slots:  # else it was taken before a fork
+                known.slots[slot].holders.remove(key)
 
     def address(self, slot: bytes, now: float, newer: int = 0) -> Address:
         """Return the slot with a number above all known ones.
@@ -73,12 +88,14 @@ class Slots:
             now: Seconds since 1970; the clocks of several processes make the numbers rise.
             newer: A number that the server said was newer.
         """
-        with self._lock:
-            taken = self._slots[slot]
+        known = self._known()
+        with known.lock:
+            taken = known.slots.setdefault(slot, _Slot())  # it is there, but for a process forked meanwhile
             taken.last_number = max(int(now * 1_000_000), taken.last_number + 1, newer + 1)
             return Address({"id": Binary(slot, UUID_SUBTYPE)}, Int64(taken.last_number))
 
     def in_use(self) -> bool:
         """Whether some record of this process has a slot."""
-        with self._lock:
-            return any(slot.holders for slot in self._slots.values())
+        known = self._known()
+        with known.lock:
+            return any(slot.holders for slot in known.slots.values())

@@ -146,7 +146,7 @@ def _find_marker(handling: TransactionHandling) -> Any:
     marker = handling.bound_marker()
     while True:
         try:
-            with pymongo.timeout(max(handling.budget.remaining(), LAST_SECONDS)):
+            with DriverCall(handling.client, is_write=False), pymongo.timeout(max(handling.budget.remaining(), LAST_SECONDS)):
                 return marker.majority(handling.client).find_one(marker.filter)
         except PyMongoError as exc:
             handling.check_asking(exc)
@@ -235,8 +235,10 @@ def _was_done(handling: TransactionHandling) -> bool | None:
     marker = handling.marker
     try:
         found = _find_marker(handling)
-        if found is None and marker.raw(handling.client).find_one(marker.filter) is not None:
-            return None  # no majority has it yet
+        if found is None:
+            with DriverCall(handling.client, is_write=False):
+                if marker.raw(handling.client).find_one(marker.filter) is not None:
+                    return None  # no majority has it yet
         return handling.takes(found)
     except KeyReusedError:
         return False  # another record was done
@@ -380,7 +382,7 @@ async def _find_marker_async(handling: TransactionHandling) -> Any:
     marker = handling.bound_marker()
     while True:
         try:
-            with pymongo.timeout(max(handling.budget.remaining(), LAST_SECONDS)):
+            with DriverCall(handling.client, is_write=False), pymongo.timeout(max(handling.budget.remaining(), LAST_SECONDS)):
                 return await marker.majority(handling.client).find_one(marker.filter)
         except PyMongoError as exc:
             handling.check_asking(exc)
@@ -469,8 +471,10 @@ async def _was_done_async(handling: TransactionHandling) -> bool | None:
     marker = handling.marker
     try:
         found = await _find_marker_async(handling)
-        if found is None and await marker.raw(handling.client).find_one(marker.filter) is not None:
-            return None  # no majority has it yet
+        if found is None:
+            with DriverCall(handling.client, is_write=False):
+                if await marker.raw(handling.client).find_one(marker.filter) is not None:
+                    return None  # no majority has it yet
         return handling.takes(found)
     except KeyReusedError:
         return False  # another record was done
