@@ -3,7 +3,7 @@
 #   make test          everything that CI runs: lint, types, layers, packages, tests, documentation
 #   make proof         the proof of guarantee "transaction" at full length, about 15 minutes
 #   make bench         what the guarantees cost, as ratios
-#   make test-servers  the tests on other servers: MONGODS=dir with bin/mongod-VERSION and lib/
+#   make test-servers  the tests on other servers: MONGODS=dir with bin/mongod-VERSION and lib/; PYMONGO=x.y.z for another driver
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= .out
@@ -15,6 +15,7 @@ LAB_ARGS ?=
 BENCH_ARGS ?=
 MONGODS ?=
 VERSIONS ?= 4.4.2 5.0.4
+PYMONGO ?=
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -38,7 +39,7 @@ $(VENV)/.lab: pyproject.toml $(VENV)/.pip
 	touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.pip
-	$(PIP_INSTALL) --editable '.[kafka,lab]' --group dev
+	$(PIP_INSTALL) --editable '.[kafka,lab]' --group dev --group ecosystem
 	touch $@ $(VENV)/.lab
 
 demo: $(VENV)/.lab
@@ -90,12 +91,13 @@ docs: $(VENV)/.dev
 	UPDATE_DOCS=1 $(BIN)/pytest tests/test_docs.py -k settings_table
 
 test-servers: $(VENV)/.dev
-	@test -n "$(MONGODS)" || { echo 'usage: make test-servers MONGODS=dir [VERSIONS="4.4.2 5.0.4"]; dir holds bin/mongod-VERSION and, where needed, lib/'; exit 2; }
+	@test -n "$(MONGODS)" || { echo 'usage: make test-servers MONGODS=dir [VERSIONS="4.4.2 5.0.4"] [PYMONGO=4.13.2]; dir holds bin/mongod-VERSION and, where needed, lib/'; exit 2; }
+	test -z "$(PYMONGO)" || $(PIP_INSTALL) --upgrade --target $(OUT)/pymongo-$(PYMONGO) pymongo==$(PYMONGO)
 	for version in $(VERSIONS); do \
 		echo "mongod $$version" \
 		&& mkdir -p $(OUT)/mongod-$$version \
 		&& ln -sf "$(abspath $(MONGODS))/bin/mongod-$$version" $(OUT)/mongod-$$version/mongod \
-		&& PATH="$(abspath $(OUT))/mongod-$$version:$$PATH" LD_LIBRARY_PATH="$(abspath $(MONGODS))/lib" $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --reruns $(RERUNS) $(PYTEST_ARGS) \
+		&& PYTHONPATH="$(if $(PYMONGO),$(abspath $(OUT))/pymongo-$(PYMONGO))" PATH="$(abspath $(OUT))/mongod-$$version:$$PATH" LD_LIBRARY_PATH="$(abspath $(MONGODS))/lib" $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --reruns $(RERUNS) $(PYTEST_ARGS) \
 		|| exit 1; \
 	done
 
