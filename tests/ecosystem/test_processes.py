@@ -59,7 +59,7 @@ def take():
     assert not slots.in_use() and slots.try_take(slot, "child")
     slots.give_back(slot, "child")
 
-with slots._known():  # as if another thread were about to take one
+with slots._known().lock:  # as if another thread were about to take one
     print(forked(take), flush=True)
 print(slots.try_take(slot, "other"))
 """
