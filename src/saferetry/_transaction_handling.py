@@ -38,6 +38,7 @@ LONGEST_WAIT = 0.5
 MOST_DOUBLINGS = 6  # of the wait after another execution took over
 LAST_SECONDS = 2.0  # to find out, when the time is up, whether a commit took place
 _NOT_NEWEST = frozenset({225, 117})  # TransactionTooOld, and a number that was used before
+_WRITE_CONFLICT = 112
 _TAKEN_OVER = _NOT_NEWEST | {11601}  # Interrupted: whoever takes over kills the statement that still runs
 _TIMED_OUT, _NO_TRANSACTIONS = 50, 20
 # 4.4, 5.0: "newer transaction with txnNumber 7"; 6.0: "with { txnNumber: 7 }", "with txnNumberAndRetryCounter { txnNumber: 7"
@@ -57,6 +58,7 @@ class TransactionHandling(Handling):
     stored_result: Any = None
     verdict: Verdict = Verdict.FINAL
     last_code: int | None = None
+    is_marker_held: bool = False  # another execution has inserted the same marker and not committed yet
     is_asked_by_user: bool = False
     is_commit_unknown: bool = False
     fenced: int = 0
@@ -116,7 +118,7 @@ class TransactionHandling(Handling):
     def opened(self, begin: Callable[[TransactionHandling, Execution, Any], Any]) -> Iterator[Execution]:
         """Be one execution, whose transaction ``begin`` begins: at once, or with its first operation."""
         self.executions += 1
-        self.last_code, self.is_asked_by_user, self.verdict = None, False, Verdict.FINAL
+        self.last_code, self.is_marker_held, self.is_asked_by_user, self.verdict = None, False, False, Verdict.FINAL
         execution = Execution(self.rules.client, partial(begin, self), self.lessons)
         record = self.record = Record(
             self.key, budget=self.budget, settings=self.settings, name=self.rules.name, execution=self.executions
@@ -373,7 +375,7 @@ class TransactionHandling(Handling):
 
     def final_error(self, exc: Exception) -> Exception:
         """Return what leaves: TakenOverError where a live rival has the record."""
-        if self.last_code not in _TAKEN_OVER or self.verdict is not Verdict.AGAIN:
+        if not (self.is_marker_held or self.last_code in _TAKEN_OVER) or self.verdict is not Verdict.AGAIN:
             return exc
         return TakenOverError(
             f"a record of {self.rules.name} was taken over by another execution, which has not committed yet; do not commit "
@@ -422,6 +424,7 @@ class Start:
             raise ConfigurationError(
                 'guarantee "transaction" needs a replica set, which may have one node: mongod --replSet rs0, rs.initiate()'
             ) from exc
+        self._handling.is_marker_held = code == _WRITE_CONFLICT  # under another user, whose sessions are not ours to take over
         if code not in _TAKEN_OVER or not self._handling.budget.remaining():
             return False
         if code not in _NOT_NEWEST:  # killed, as what ran in the slot before, perhaps by our own cancelling

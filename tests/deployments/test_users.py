@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pymongo.errors import AutoReconnect, OperationFailure
 
-from saferetry import Outcome, RecordKey, prepare_gridfs, record
-from saferetry.errors import ConfigurationError
+from saferetry import Failure, Outcome, RecordKey, prepare_gridfs, record
+from saferetry.errors import ConfigurationError, TakenOverError
 from tests.deployments.conftest import Deployment, on
 from tests.support.driving import done
 
@@ -92,9 +92,12 @@ async def test_a_record_that_another_user_is_at_cannot_be_taken_over_but_is_not_
     """The server's sessions belong to a user: docs/limits.md asks for one user for each consumer group."""
     other = second_user(deployment)
     ends: list[str] = []
+    recovered: list[Failure] = []
 
     def handler(client: Any, budget: float, meanwhile: Any = None) -> Any:
-        @deployment.api.handler(key=KEY, guarantee="transaction", client=client, name="on_order", budget=budget)
+        @deployment.api.handler(
+            key=KEY, guarantee="transaction", client=client, name="on_order", budget=budget, recoverer=recovered.append
+        )
         async def on_order(order: int) -> None:
             await done(deployment.of(client).update_many({}, {"$inc": {"n": 1}}))
             if meanwhile is not None:
@@ -113,18 +116,18 @@ async def test_a_record_that_another_user_is_at_cannot_be_taken_over_but_is_not_
     def noted() -> None:
         try:
             rival(7)
-        except OperationFailure as exc:
+        except TakenOverError as exc:
             ends.append(type(exc).__name__)
 
     async def noted_async() -> None:
         try:
             await rival(7)
-        except OperationFailure as exc:
+        except TakenOverError as exc:
             ends.append(type(exc).__name__)
 
     client = deployment.client(deployment.with_markers())
     await done(handler(client, 20.0, from_elsewhere)(7))
-    assert ends == ["OperationFailure"]
+    assert (ends, recovered) == (["TakenOverError"], [])
     assert deployment.documents() == [{"n": 2}, {"n": 3}]
     await done(rival(7))
     assert deployment.documents() == [{"n": 2}, {"n": 3}]
