@@ -31,6 +31,7 @@ from tests.matrix.runner import (
 )
 from tests.support import CommandLog, app_name, copies, eventually, hold_inserts, hold_updates, running, wait_until_idle
 from tests.support.driving import Api, done
+from tests.support.older import BLOCKS_THE_EVENT_LOOP
 
 ONCE = Settings(max_attempts=1)
 PATIENT = Settings(max_attempts=100, backoff_base_ms=1, backoff_cap_ms=5, seed=1)
@@ -365,6 +366,8 @@ async def test_a_write_that_gets_through_cancels_nothing(ground: Ground) -> None
 
 async def test_what_else_the_client_does_lives_on(api: Api, ground: Ground) -> None:
     """An insert of the same client is held in the engine while another write is given up and cancelled."""
+    if api.is_async and BLOCKS_THE_EVENT_LOOP:
+        pytest.skip("PyMongo 4.9: while a reply is waited for, killSessions is not even sent in its one second")
     name = app_name()
     ground.prepare(ground.name, EMPTY)
     client = ground.connect(ground.proxy.uri(), settings=ONCE, appName=name)

@@ -7,6 +7,7 @@ import inspect
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +15,15 @@ import pytest
 from pymongo.database import Database
 
 from saferetry import RecordKey, Settings, propagate
-from tests.support import CommandLog, Mongod, eventually
+from tests.support import CommandLog, Mongod, eventually, fail_command, running
 from tests.support.driving import QUICK, Api, RawClient, done
+from tests.support.older import BLOCKS_THE_EVENT_LOOP
 
 KEY = RecordKey("orders", 0, 7, group="g", digest=b"content")
 MARKERS = "saferetry_records"
 only_async = pytest.mark.parametrize("api", ["async"], indirect=True)  # cancelling: threads know no such thing
 only_sync = pytest.mark.parametrize("api", ["sync"], indirect=True)
+HELD_SECONDS = 3.0 if BLOCKS_THE_EVENT_LOOP else 0.6
 Work = Callable[[Any], Coroutine[Any, Any, Any]]
 HOUSEKEEPING = frozenset({"listIndexes", "createIndexes", "endSessions", "hello", "ping", "buildInfo"})
 
@@ -120,6 +123,31 @@ class Scene:
         async with asyncio.timeout(10):
             while not predicate():
                 await asyncio.sleep(0.005)
+
+    async def cancel_held(self, name: str, command: str, work: Coroutine[Any, Any, Any]) -> None:
+        """Cancel some work while the server holds a command of its client's, whose appName this is.
+
+        Cancelled by a timer it may be sending, where Python 3.11's wait_for, in the driver, forgets a cancellation.
+        """
+        seen: list[set[int]] = []
+
+        def is_held() -> bool:
+            seen.append({operation.opid for operation in running(self.admin, name)})
+            return bool(set.intersection(*seen[-5:])) and len(seen) >= 5
+
+        with held(self.admin, name, command):
+            task = asyncio.ensure_future(work)
+            await asyncio.to_thread(eventually, is_held)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+
+def held(admin: RawClient, name: str, command: str) -> AbstractContextManager[Callable[[], None]]:
+    """Let the server hold one command of the client with this appName, for HELD_SECONDS."""
+    return fail_command(
+        admin, app_name=name, commands=[command], times=1, blockConnection=True, blockTimeMS=round(HELD_SECONDS * 1000)
+    )
 
 
 def plainly(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -20,7 +20,7 @@ from saferetry.errors import KeyReusedError, UnprotectedWriteError
 from saferetry.kafka import kafka_key
 from tests.support import CommandLog, app_name, fail_command
 from tests.support.driving import ProxyFactory, done, quick
-from tests.transaction.scene import Scene, in_transaction, names, only_async, only_sync, without_ids
+from tests.transaction.scene import HELD_SECONDS, Scene, in_transaction, names, only_async, only_sync, without_ids
 
 
 @dataclass
@@ -258,13 +258,9 @@ async def test_r70_a_record_that_was_cancelled_is_there_once_after_a_redelivery(
     async def on_order(database: Any) -> None:
         await done(database.c.insert_one({"order": 1}))
 
-    with (
-        fail_command(scene.admin, app_name=name, commands=[command], times=1, blockConnection=True, blockTimeMS=600),
-        pytest.raises(TimeoutError),
-    ):
-        await asyncio.wait_for(scene.deliver(on_order, client), 0.2)
+    await scene.cancel_held(name, command, scene.deliver(on_order, client))
     await scene.deliver(on_order)
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(HELD_SECONDS)
     assert without_ids(scene.documents()) == [{"order": 1}]
 
 

@@ -440,13 +440,7 @@ async def test_a_cancelled_commit_is_settled_by_the_redelivery(stocked: Scene) -
     name = app_name()
     client = stocked.client(appName=name)
     recovered: list[Failure] = []
-    with (
-        fail_command(
-            stocked.admin, app_name=name, commands=["commitTransaction"], times=1, blockConnection=True, blockTimeMS=300
-        ),
-        pytest.raises(TimeoutError),
-    ):
-        await asyncio.wait_for(stocked.deliver(count, client, recoverer=recovered.append), 0.15)
+    await stocked.cancel_held(name, "commitTransaction", stocked.deliver(count, client, recoverer=recovered.append))
     assert recovered == []
     await stocked.deliver(count)
     assert stocked.documents() == [{"_id": 1, "n": 1}]

@@ -23,7 +23,7 @@ from saferetry import Failure, Outcome
 from saferetry.errors import TakenOverError
 from tests.support import CommandLog, app_name, fail_command, running
 from tests.support.driving import ProxyFactory, done, quick
-from tests.transaction.scene import Scene, listed, names, only_async, only_sync
+from tests.transaction.scene import Scene, held, listed, names, only_async, only_sync
 
 TRANSIENT = "TransientTransactionError"
 LOST: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -567,7 +567,7 @@ async def test_a_statement_that_was_cancelled_is_executed_again(stocked: Scene) 
         if stocked.runs == 1:
             await database.c.update_one({"_id": 2}, {"$inc": {"n": 1}})
 
-    with fail_command(stocked.admin, app_name=name, commands=["update"], times=1, blockConnection=True, blockTimeMS=400):
+    with held(stocked.admin, name, "update"):
         await stocked.deliver(on_order, client)
     assert stocked.runs == 2
     assert stocked.documents(n=1) == [{"_id": 1, "n": 1}]
@@ -581,7 +581,7 @@ async def test_a_statement_that_was_cancelled_last_is_executed_again(stocked: Sc
     async def on_order(database: Any) -> None:
         await interrupted(database.c.update_one({"_id": 1}, {"$inc": {"n": 1}}))
 
-    with fail_command(stocked.admin, app_name=name, commands=["update"], times=1, blockConnection=True, blockTimeMS=400):
+    with held(stocked.admin, name, "update"):
         await stocked.deliver(on_order, client)
     assert stocked.runs == 2
     assert stocked.documents(n=1) == [{"_id": 1, "n": 1}]
@@ -591,11 +591,12 @@ async def test_a_statement_that_was_cancelled_last_is_executed_again(stocked: Sc
 async def test_a_statement_that_was_cancelled_while_the_transaction_began_is_executed_again(stocked: Scene) -> None:
     name = app_name()
     client = stocked.client(appName=name)
+    await client.admin.command("ping")  # connected, so that what is interrupted is no handshake
 
     async def on_order(database: Any) -> None:
         await interrupted(database.c.update_one({"_id": 1}, {"$inc": {"n": 1}}))
 
-    with fail_command(stocked.admin, app_name=name, commands=["insert"], times=1, blockConnection=True, blockTimeMS=400):
+    with held(stocked.admin, name, "insert"):
         await stocked.deliver(on_order, client, lazily=True)
     assert stocked.runs == 2
     assert stocked.documents(n=1) == [{"_id": 1, "n": 1}]
@@ -625,11 +626,7 @@ async def test_a_handler_that_was_cancelled_commits_nothing_and_is_done_once_whe
         await database.c.update_one({"_id": 2}, {"$inc": {"n": 1}})
         await database.c.update_one({"_id": 1}, {"$inc": {"n": 1}})
 
-    with (
-        fail_command(stocked.admin, app_name=name, commands=["update"], times=1, blockConnection=True, blockTimeMS=300),
-        pytest.raises(TimeoutError),
-    ):
-        await asyncio.wait_for(stocked.deliver(on_order, client), 0.1)
+    await stocked.cancel_held(name, "update", stocked.deliver(on_order, client))
     assert stocked.markers() == []
     await stocked.deliver(on_order)
     assert stocked.documents(n=1) == [{"_id": 1, "n": 1}, {"_id": 2, "n": 1}]

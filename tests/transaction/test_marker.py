@@ -17,6 +17,7 @@ from saferetry import Failure, RecordKey, current_record
 from saferetry.errors import ConfigurationError, KeyReusedError, TakenOverError
 from tests.support import CommandLog, failpoint
 from tests.support.driving import done, quick
+from tests.support.older import BLOCKS_THE_EVENT_LOOP
 from tests.transaction.scene import KEY, Scene, names, only_async
 
 
@@ -471,6 +472,8 @@ async def test_a_record_is_not_skipped_before_a_majority_has_its_marker(scene: S
 
 
 async def test_a_record_whose_marker_no_majority_confirms_is_taken_over_and_no_case_for_the_recoverer(scene: Scene) -> None:
+    if scene.api.is_async and BLOCKS_THE_EVENT_LOOP:
+        pytest.skip("PyMongo 4.9: three deliveries at once outlast the half second that this is about")
     recovered: list[Failure] = []
 
     async def on_order(database: Any) -> None:

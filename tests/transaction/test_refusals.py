@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pymongo
 import pytest
 from pymongo import InsertOne, WriteConcern
 from pymongo.encryption_options import AutoEncryptionOpts
@@ -18,6 +17,7 @@ from saferetry import Failure, RecordKey, current_record
 from saferetry.errors import ConfigurationError
 from tests.support import CommandLog, Mongod
 from tests.support.driving import QUICK, Api, done, quick
+from tests.support.older import needs_bound_sessions
 from tests.transaction.scene import KEY, Scene, listed, names
 
 DDL: dict[str, Callable[[Any], Any]] = {
@@ -183,6 +183,7 @@ async def test_a_transaction_of_the_users_is_refused(scene: Scene) -> None:
     assert scene.documents() == scene.markers() == []
 
 
+@needs_bound_sessions
 async def test_a_session_that_the_user_bound_is_refused(scene: Scene) -> None:
     client = scene.client()
 
@@ -194,8 +195,6 @@ async def test_a_session_that_the_user_bound_is_refused(scene: Scene) -> None:
             with client.start_session() as session, session.bind():
                 database.c.insert_one({})
 
-    if not hasattr(pymongo.client_session.ClientSession, "bind"):
-        return  # PyMongo before 4.17
     with pytest.raises(ConfigurationError, match="a session of its own"):
         await scene.deliver(on_order, client)
     assert scene.documents() == scene.markers() == []

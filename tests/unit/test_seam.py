@@ -49,6 +49,7 @@ from saferetry._seam import (
     request_values,
 )
 from saferetry.errors import ConfigurationError, DriverMismatchError, UnprotectedWriteError
+from tests.support.older import needs_bound_sessions
 
 # --- the self-check --------------------------------------------------------------------------------------------------------
 
@@ -378,11 +379,10 @@ def test_csot_tells_whether_a_timeout_is_in_force() -> None:
     assert not csot_is_on()
 
 
+@needs_bound_sessions
 async def test_a_bound_session_is_found(raw: Any) -> None:
     session = raw.start_session()
     assert bound_session(raw) is None
-    if not hasattr(session, "bind"):
-        return  # drivers before 4.17
     binding = session.bind(end_session=False)
     if isinstance(raw, DriverMongoClient):
         with binding:
