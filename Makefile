@@ -3,6 +3,7 @@
 #   make test          everything that CI runs: lint, types, layers, packages, tests, documentation
 #   make proof         the proof of guarantee "transaction" at full length, about 15 minutes
 #   make bench         what the guarantees cost, as ratios
+#   make matrix        the tests with older drivers, on older servers and another Python, hours; ALL=1: every combination
 #   make test-servers  the tests on other servers: MONGODS=dir with bin/mongod-VERSION and lib/; PYMONGO=x.y.z for another driver
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,6 +14,8 @@ WORKERS ?= 4
 RERUNS ?= 1
 LAB_ARGS ?=
 BENCH_ARGS ?=
+MATRIX_ARGS ?=
+ALL ?=
 MONGODS ?=
 VERSIONS ?= 4.4.2 5.0.4
 PYMONGO ?=
@@ -21,7 +24,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test proof bench lint format packages pytest docs docs-check test-servers clean
+.PHONY: help demo test proof bench matrix lint format packages pytest docs docs-check test-servers clean
 .DELETE_ON_ERROR:
 
 help:
@@ -55,6 +58,10 @@ proof: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+# Drivers, servers and the other Python are downloaded into .versions/; `make matrix MATRIX_ARGS=--help` says what can be chosen.
+matrix: $(VENV)/.dev
+	$(BIN)/python -m versions --workers $(WORKERS) --reruns $(RERUNS) $(if $(ALL),--all) $(MATRIX_ARGS)
 
 pytest: $(VENV)/.dev
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --reruns $(RERUNS) $(PYTEST_ARGS)
@@ -102,4 +109,4 @@ test-servers: $(VENV)/.dev
 	done
 
 clean:
-	rm -rf $(VENV) $(OUT) dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(OUT) .versions dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Runs the tests with other drivers, on other servers and Pythons: `make matrix`."""
