@@ -12,6 +12,7 @@ import pytest
 from saferetry import AsyncMongoClient, Outcome, record
 from tests.support import CommandLog, Mongod, app_name, fail_command, wait_until_idle
 from tests.support.driving import OPTIONS, RawClient, quick
+from tests.support.older import HELD_SECONDS
 
 # PyMongo supports forking with its sync client only. In a process of its own, since forking one with threads (pytest with
 # a proxy, say) is a warning of Python's, and PyMongo warns of the client that was opened before.
@@ -67,8 +68,12 @@ async def test_r70_a_cancelled_insert_counts_as_unknown_and_its_repetition_store
         mongod.uri, saferetry=quick(), event_listeners=[log], appName=name, **OPTIONS
     ) as client:
         collection = client[database_name].c
+        await client.admin.command("ping")  # connected, so that what is cancelled is no handshake
         async with record(("t", 0, 70)) as current:
-            with fail_command(admin, app_name=name, commands=["insert"], blockConnection=True, blockTimeMS=600):
+            held = fail_command(
+                admin, app_name=name, commands=["insert"], blockConnection=True, blockTimeMS=round(HELD_SECONDS * 1000)
+            )
+            with held:
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(collection.insert_one({"x": 1}), 0.2)
                 assert [view.outcome for view in current.writes] == [Outcome.UNKNOWN]

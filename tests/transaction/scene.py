@@ -17,13 +17,12 @@ from pymongo.database import Database
 from saferetry import RecordKey, Settings, propagate
 from tests.support import CommandLog, Mongod, eventually, fail_command, running
 from tests.support.driving import QUICK, Api, RawClient, done
-from tests.support.older import BLOCKS_THE_EVENT_LOOP
+from tests.support.older import HELD_SECONDS
 
 KEY = RecordKey("orders", 0, 7, group="g", digest=b"content")
 MARKERS = "saferetry_records"
 only_async = pytest.mark.parametrize("api", ["async"], indirect=True)  # cancelling: threads know no such thing
 only_sync = pytest.mark.parametrize("api", ["sync"], indirect=True)
-HELD_SECONDS = 3.0 if BLOCKS_THE_EVENT_LOOP else 0.6
 Work = Callable[[Any], Coroutine[Any, Any, Any]]
 HOUSEKEEPING = frozenset({"listIndexes", "createIndexes", "endSessions", "hello", "ping", "buildInfo"})
 

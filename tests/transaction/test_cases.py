@@ -20,7 +20,8 @@ from saferetry.errors import KeyReusedError, UnprotectedWriteError
 from saferetry.kafka import kafka_key
 from tests.support import CommandLog, app_name, fail_command
 from tests.support.driving import ProxyFactory, done, quick
-from tests.transaction.scene import HELD_SECONDS, Scene, in_transaction, names, only_async, only_sync, without_ids
+from tests.support.older import HELD_SECONDS
+from tests.transaction.scene import Scene, in_transaction, names, only_async, only_sync, without_ids
 
 
 @dataclass
