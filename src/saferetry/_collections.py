@@ -16,13 +16,13 @@ from pymongo.synchronous.mongo_client import MongoClient as DriverMongoClient
 
 from saferetry import _retry
 from saferetry._call import WriteCall
+from saferetry._driver import check_driver
 from saferetry._execution import JoinedCall
 from saferetry._methods import GUARDED, Kind, Method
 from saferetry._seam import (
     ASYNC_DRIVER_TYPES,
     DRIVER_TYPES,
     adopt_session,
-    check_driver,
     execution_of,
     fetch_in,
     guard_of,

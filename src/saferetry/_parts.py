@@ -17,8 +17,9 @@ from pymongo.errors import BulkWriteError
 from pymongo.operations import DeleteMany, InsertOne, UpdateMany
 from pymongo.results import BulkWriteResult, InsertManyResult
 
+from saferetry._driver import REQUEST_TYPES
 from saferetry._identity import encoded_size
-from saferetry._seam import REQUEST_TYPES, bulk_statements, inserted_document, request_values
+from saferetry._seam import bulk_statements, inserted_document, request_values
 
 MOST_STATEMENTS = 1_000
 MOST_BYTES = 16 * 1024 * 1024

@@ -1,6 +1,6 @@
-"""The seam to PyMongo: the only place that touches the driver's private names.
+"""The seam to PyMongo: with `_driver` the only place that touches the driver's private names.
 
-Read and run with PyMongo 4.9.2, 4.13.2, 4.15.5, 4.16.0, 4.17.0, 4.18.0, 4.19.0 and 4.20.1. What is used:
+`_driver` compares what is used with the installed driver. That is:
 
 - ``MongoClient._ensure_session``: called when the driver lends a session to an operation; ours then gets our class, and,
   in a driver call of ours, our address in place of a pooled server session.
@@ -13,8 +13,6 @@ Read and run with PyMongo 4.9.2, 4.13.2, 4.15.5, 4.16.0, 4.17.0, 4.18.0, 4.19.0 
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import math
 import random
@@ -25,16 +23,13 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 import pymongo
-from pymongo import _csot
-from pymongo.asynchronous.bulk import _AsyncBulk
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.asynchronous.mongo_client import AsyncMongoClient
-from pymongo.operations import DeleteMany, DeleteOne, InsertOne, ReplaceOne, UpdateMany, UpdateOne
+from pymongo.operations import InsertOne
 from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
-from pymongo.synchronous.bulk import _Bulk
 from pymongo.synchronous.client_session import ClientSession
 from pymongo.synchronous.collection import Collection
 from pymongo.synchronous.database import Database
@@ -42,10 +37,11 @@ from pymongo.synchronous.mongo_client import MongoClient
 from pymongo.write_concern import WriteConcern
 
 from saferetry._addresses import LONGEST_IDLE, Address, AddressPool
+from saferetry._driver import AsyncBulk, Bulk, csot
 from saferetry._limits import READ_COMMANDS, SHORTEST_SOCKET_TIMEOUT_MS, Limits, is_too_long, limit_of, writes
 from saferetry._settings import Settings
 from saferetry._slots import Slots
-from saferetry.errors import ConfigurationError, DriverMismatchError, UnprotectedWriteError
+from saferetry.errors import ConfigurationError, UnprotectedWriteError
 
 logger = logging.getLogger("saferetry")
 
@@ -55,65 +51,23 @@ COMMENT_ON_WRITES = 9  # wire version of server 4.4
 KEEPS_WRITE_ERRORS = 13  # wire version of server 5.0
 DRIVER_TYPES: tuple[type[Any], ...] = (MongoClient, Database, Collection)
 ASYNC_DRIVER_TYPES: tuple[type[Any], ...] = (AsyncMongoClient, AsyncDatabase, AsyncCollection)
-REQUEST_TYPES = (InsertOne, UpdateOne, UpdateMany, ReplaceOne, DeleteOne, DeleteMany)
-_FIRST_DRIVER = (4, 9)
 _READS = frozenset({"find", "aggregate", "count", "distinct"})
 PAST_METHODS = "comes past the guarded methods"
 REMEDY = "Get the collection from the guarded client, after wrap(): client['database']['collection']"
 OVER = "the execution that this task or thread belongs to is over: wait for it in the handler"
 
 
-# the driver's shape
-
-
-@functools.cache
-def check_driver() -> None:
-    """Compare the names and signatures that the seam uses with the installed driver.
-
-    Raises:
-        DriverMismatchError: Something is missing; nothing was sent.
-    """
-    missing = [] if pymongo.version_tuple[:2] >= _FIRST_DRIVER else ["version 4.9 or newer"]
-    for client, session, bulk in (
-        (MongoClient, ClientSession, _Bulk),
-        (AsyncMongoClient, AsyncClientSession, _AsyncBulk),
-    ):
-        missing += _lacks(client, "_ensure_session", ["self", "session"])
-        missing += _lacks(client, "_run_operation", ["self", "operation"])
-        missing += _lacks(client, "_return_server_session", ["self", "server_session"])
-        missing += _lacks(session, "_apply_to", ["self", "command", "is_retryable", "read_preference", "conn"])
-        missing += _lacks(session, "_start_retryable_write", ["self"])
-        missing += _lacks(bulk, "__init__", ["self", "collection", "ordered", "bypass_document_validation"])
-        stored = session.__init__.__code__.co_names
-        missing += [f"{session.__name__}.{name}" for name in ("_implicit", "_server_session", "_client") if name not in stored]
-        if "ops" not in bulk.__init__.__code__.co_names:
-            missing.append(f"{bulk.__name__}.ops")
-    missing += [f"{request.__name__}._add_to_bulk" for request in REQUEST_TYPES if not hasattr(request, "_add_to_bulk")]
-    if not hasattr(InsertOne, "_doc"):
-        missing.append("InsertOne._doc")
-    missing += [f"_csot.{name}" for name in ("get_timeout", "remaining") if not callable(getattr(_csot, name, None))]
-    if missing:
-        raise DriverMismatchError(
-            f"PyMongo {pymongo.version} lacks what saferetry builds on: {', '.join(missing)}; nothing was sent. "
-            "Install a PyMongo that saferetry's README names as run, or go on without protection: SAFERETRY_DISABLED=1"
-        )
-
-
-def _lacks(owner: type[Any], name: str, parameters: list[str]) -> list[str]:
-    function = inspect.getattr_static(owner, name, None)
-    if inspect.isfunction(function) and list(inspect.signature(function).parameters)[: len(parameters)] == parameters:
-        return []
-    return [f"{owner.__name__}.{name}({', '.join(parameters)})"]
+# the driver's private parts
 
 
 def csot_is_on() -> bool:
     """Whether ``timeoutMS`` or ``pymongo.timeout`` limits the current operation (0, "no limit", included)."""
-    return _csot.get_timeout() is not None
+    return csot.get_timeout() is not None
 
 
 def csot_remaining() -> float:
     """Return the seconds left of ``pymongo.timeout``; infinite where none is in force."""
-    remaining = _csot.remaining()
+    remaining = csot.remaining()
     return math.inf if remaining is None else remaining
 
 
@@ -134,10 +88,11 @@ def bulk_statements(collection: Any, requests: Sequence[Any], ordered: bool) -> 
     Raises:
         TypeError, ValueError: As ``bulk_write`` would.
     """
-    bulk = (_AsyncBulk if isinstance(collection, AsyncCollection) else _Bulk)(collection, ordered, None)
+    bulk: Any = (AsyncBulk if isinstance(collection, AsyncCollection) else Bulk)(collection, ordered, None)
     for request in requests:
         request._add_to_bulk(bulk)
-    return bulk.ops
+    statements: list[tuple[int, Mapping[str, Any]]] = bulk.ops
+    return statements
 
 
 def inserted_document(request: InsertOne[Any]) -> Any:

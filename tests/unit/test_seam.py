@@ -27,8 +27,9 @@ from pymongo.synchronous.client_session import ClientSession
 from pymongo.synchronous.mongo_client import MongoClient as DriverMongoClient
 from pymongo.synchronous.pool import Connection
 
-from saferetry import AsyncMongoClient, MongoClient, Settings, _seam, wrap
+from saferetry import AsyncMongoClient, MongoClient, Settings, _driver, _seam, wrap
 from saferetry._addresses import LONGEST_IDLE, Address, AddressPool
+from saferetry._driver import check_driver
 from saferetry._limits import Limits
 from saferetry._seam import (
     SCOPE,
@@ -39,7 +40,6 @@ from saferetry._seam import (
     bound_session,
     cancel,
     cancel_async,
-    check_driver,
     csot_is_on,
     csot_remaining,
     guard_of,
@@ -99,19 +99,11 @@ DIFFERENT: Mapping[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
         without(DriverAsyncMongoClient, "_ensure_session"),
         "AsyncMongoClient._ensure_session(self, session)",
     ),
-    "no _return_server_session": (
-        without(DriverMongoClient, "_return_server_session"),
-        "MongoClient._return_server_session(self, server_session)",
-    ),
     "no _apply_to": (without(ClientSession, "_apply_to"), APPLY),
     "an argument of _apply_to renamed": (instead(ClientSession, "_apply_to", renamed), APPLY),
     "arguments of _apply_to turned round": (instead(ClientSession, "_apply_to", turned_round), APPLY),
     "_apply_to is no function": (instead(ClientSession, "_apply_to", 7), APPLY),
     "_apply_to of asyncio renamed": (instead(AsyncClientSession, "_apply_to", renamed), f"Async{APPLY}"),
-    "no _start_retryable_write": (
-        without(ClientSession, "_start_retryable_write"),
-        "ClientSession._start_retryable_write(self)",
-    ),
     "no _implicit": (instead(ClientSession, "__init__", without_names), "ClientSession._implicit"),
     "no _server_session": (instead(AsyncClientSession, "__init__", without_names), "AsyncClientSession._server_session"),
     "no ops": (instead(_Bulk, "__init__", bulk_without_ops), "_Bulk.ops"),
@@ -131,7 +123,7 @@ def test_this_driver_passes(driver: pytest.MonkeyPatch) -> None:
 
 def test_the_check_is_made_once(driver: pytest.MonkeyPatch) -> None:
     check_driver()
-    driver.setattr(_seam, "_lacks", None)
+    driver.setattr(_driver, "_lacks", None)
     check_driver()
     assert check_driver.cache_info().hits == 1
 
