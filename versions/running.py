@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +57,8 @@ class Setup:
 
     def environment(self) -> dict[str, str]:
         """Return the variables under which the tests see them."""
-        return {**os.environ, "PYTHONPATH": f"{self.driver}{os.pathsep}{ROOT / 'src'}", "LAB_MONGOD": str(self.mongod)}
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        return {**ours, "PYTHONPATH": f"{self.driver}{os.pathsep}{ROOT / 'src'}", "LAB_MONGOD": str(self.mongod)}
 
     def check(self, cell: Cell) -> None:
         """See whether Python and driver are what the cell says, or all that follows would be about something else.
@@ -70,11 +72,22 @@ class Setup:
             raise MissingError(f"{cell}: PyMongo and Python found are {found}")
 
 
-def run(setup: Setup, cell: Cell, suite: str, *, log: Path, workers: int, reruns: int, commit: str) -> Result:
-    """Run one suite; its whole output goes into a file."""
+def run(
+    setup: Setup,
+    cell: Cell,
+    suite: str,
+    *,
+    tests: Sequence[str] = (),
+    log: Path,
+    workers: int,
+    reruns: int,
+    commit: str,
+) -> Result:
+    """Run one suite, or some tests; the whole output goes into a file."""
     command = [
         *(str(setup.python), "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"),
-        *("--numprocesses", str(workers), "--dist", "loadgroup", "--reruns", str(reruns), f"tests/{suite}"),
+        *("--numprocesses", str(workers), "--dist", "loadgroup", "--reruns", str(reruns)),
+        *(tests or [f"tests/{suite}"]),
     ]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
