@@ -65,9 +65,10 @@ def test_a_comparison_fails_unless_raw_shows_its_fault_and_saferetry_none(
 
 def test_the_file_has_the_six_numbers_of_each_row_and_the_server() -> None:
     numbers = {"executions": 2, "sends": 3, "peak_copies": 1, "effects": 2, "expected": 1, "seconds": 1.013}
-    assert as_json("6.0.5", [Comparison("x", DOUBLED, ONCE)]) == {
+    assert as_json("6.0.5", [Comparison("x", DOUBLED, ONCE)], {"y": "why"}) == {
         "server": "6.0.5",
         "scenarios": [{"name": "x", "raw": numbers, "saferetry": {**numbers, "executions": 1, "effects": 1}}],
+        "not_played": {"y": "why"},
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,16 +32,18 @@ class Comparison:
         return failures
 
 
-def as_json(server: str, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+def as_json(server: str, comparisons: Sequence[Comparison], not_played: Mapping[str, str]) -> dict[str, Any]:
     """Return the content of the file of `--json`.
 
     Args:
         server: the server's version.
         comparisons: in the order they were played.
+        not_played: the reason of each scenario that was left out, by its name.
     """
     return {
         "server": server,
         "scenarios": [
             {"name": row.name, "raw": row.raw.as_json(), "saferetry": row.saferetry.as_json()} for row in comparisons
         ],
+        "not_played": dict(not_played),
     }

@@ -1,12 +1,14 @@
 """A consumer in a process of its own, so that it can be killed: plain PyMongo or saferetry, one message.
 
-`python -m saferetry.lab.consumer PLAN`, see `Plan`. It tells "message" when it has one, "execution" for each execution of
-its handler, "sent" for each command, and "done" with seconds and what it saw (see `saferetry.lab.processes`).
+`python -m saferetry.lab.consumer PLAN`, see `Plan`; the connection string is in the variable LAB_CONSUMER_URI, since it may
+hold a password and every user of the machine sees a command line. It tells "message" when it has one, "execution" for each
+execution of its handler, "sent" for each command, and "done" with seconds and what it saw (see `saferetry.lab.processes`).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +28,7 @@ from saferetry.lab.broker import SESSION_TIMEOUT
 from saferetry.lab.consuming import Way, retry_of_the_handler
 from saferetry.lab.processes import tell
 
+URI_VARIABLE = "LAB_CONSUMER_URI"
 _POLL = 0.1  # seconds
 
 
@@ -35,7 +38,6 @@ class Plan:
 
     Attributes:
         way: plain PyMongo or saferetry.
-        uri: of the server, or of a proxy before it.
         app_name: the client's.
         database: name of the database that everything is written to.
         collection: name of the collection that the handler writes to.
@@ -46,7 +48,6 @@ class Plan:
     """
 
     way: Way
-    uri: str
     app_name: str
     database: str
     collection: str
@@ -79,7 +80,7 @@ def _handle_order(database: Any, collection: str, session: ClientSession | None 
 
 def _raw(plan: Plan, stack: ExitStack) -> Callable[[Any], None]:
     client = stack.enter_context(
-        pymongo.MongoClient[dict[str, Any]](plan.uri, appName=plan.app_name, event_listeners=[_Telling()])
+        pymongo.MongoClient[dict[str, Any]](os.environ[URI_VARIABLE], appName=plan.app_name, event_listeners=[_Telling()])
     )
     database = client[plan.database]
 
@@ -100,7 +101,7 @@ def _raw(plan: Plan, stack: ExitStack) -> Callable[[Any], None]:
 def _guarded(plan: Plan, stack: ExitStack) -> Callable[[Any], None]:
     client = stack.enter_context(
         saferetry.MongoClient[dict[str, Any]](
-            plan.uri,
+            os.environ[URI_VARIABLE],
             appName=plan.app_name,
             event_listeners=[_Telling()],
             saferetry=saferetry.Settings(marker_database=plan.database),

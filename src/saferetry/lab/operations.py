@@ -40,15 +40,16 @@ class Operation:
     held_by: str
 
 
-def running(client: AnyClient, app_name: str) -> list[Operation]:
+def running(client: AnyClient, app_name: str, *, all_users: bool = True) -> list[Operation]:
     """Return the operations of the clients with this appName, their server monitoring aside.
 
     Args:
         client: a plain client with another appName.
         app_name: of the clients looked at.
+        all_users: whether other users' operations count too, which on servers with authentication needs a privilege.
     """
     pipeline: list[dict[str, Any]] = [
-        {"$currentOp": {"allUsers": True}},
+        {"$currentOp": {"allUsers": all_users}},
         {"$match": {"appName": app_name, "active": True}},
     ]
     return [_operation(document) for document in client.admin.aggregate(pipeline) if not _is_handshake(document)]
@@ -59,7 +60,7 @@ def copies(operations: list[Operation]) -> int:
     return len({operation.write for operation in operations if operation.is_write and operation.in_engine})
 
 
-def wait_until_idle(client: AnyClient, app_name: str, timeout: float = 30.0) -> None:
+def wait_until_idle(client: AnyClient, app_name: str, timeout: float = 30.0, *, all_users: bool = True) -> None:
     """Wait until the server runs nothing for the clients with this appName, in two looks 50 ms apart.
 
     One look is not enough: a command may still be on its way to the server.
@@ -68,6 +69,7 @@ def wait_until_idle(client: AnyClient, app_name: str, timeout: float = 30.0) -> 
         client: a plain client with another appName.
         app_name: of the clients waited for.
         timeout: seconds.
+        all_users: see `running`.
 
     Raises:
         TimeoutError: there was something during all of `timeout` seconds.
@@ -75,22 +77,23 @@ def wait_until_idle(client: AnyClient, app_name: str, timeout: float = 30.0) -> 
     deadline = time.monotonic() + timeout
     idle_looks = 0
     while idle_looks < _IDLE_LOOKS:
-        left = running(client, app_name)
+        left = running(client, app_name, all_users=all_users)
         idle_looks = 0 if left else idle_looks + 1
         if time.monotonic() > deadline:
             raise TimeoutError(f"after {timeout:g} s the server still runs {left}")
         time.sleep(0.05)
 
 
-def end_transactions(client: AnyClient, app_name: str) -> int:
+def end_transactions(client: AnyClient, app_name: str, *, all_users: bool = True) -> int:
     """End the transactions that clients with this appName have left open, and return how many there were.
 
     Args:
         client: a plain client of the same database user.
         app_name: of the clients.
+        all_users: see `running`.
     """
     pipeline: list[dict[str, Any]] = [
-        {"$currentOp": {"allUsers": True, "idleSessions": True}},
+        {"$currentOp": {"allUsers": all_users, "idleSessions": True}},
         {"$match": {"appName": app_name, "transaction": {"$exists": True}}},
     ]
     sessions = [{"id": document["lsid"]["id"]} for document in client.admin.aggregate(pipeline)]
@@ -135,12 +138,13 @@ class PeakCopies:
         print(watch.peak)
     """
 
-    def __init__(self, client: AnyClient, app_name: str, interval: float = 0.02) -> None:
-        """Describe the watch; it looks every `interval` seconds while the context is open."""
+    def __init__(self, client: AnyClient, app_name: str, interval: float = 0.02, *, all_users: bool = True) -> None:
+        """Describe the watch; it looks every `interval` seconds while the context is open. `all_users`: see `running`."""
         self.peak = 0
         self._client = client
         self._app_name = app_name
         self._interval = interval
+        self._all_users = all_users
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="peak-copies", daemon=True)
         self._error: Exception | None = None
@@ -160,6 +164,6 @@ class PeakCopies:
     def _watch(self) -> None:
         try:
             while not self._ended.wait(self._interval):
-                self.peak = max(self.peak, copies(running(self._client, self._app_name)))
+                self.peak = max(self.peak, copies(running(self._client, self._app_name, all_users=self._all_users)))
         except Exception as exc:  # noqa: BLE001  a watch that died must not count as "saw nothing"
             self._error = exc

@@ -41,13 +41,21 @@ class TellingProcess:
             consumer.kill()
     """
 
-    def __init__(self, module: str, plan: Mapping[str, Any], *, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        plan: Mapping[str, Any],
+        *,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start it.
 
         Args:
             module: of the program; it gets the plan as JSON in its first argument.
             plan: what it is to do.
             folder: where it runs; None: where we do.
+            environment: more variables for it; the place for secrets, which others see on a command line.
         """
         self.events: list[Event] = []
         self._module = module
@@ -57,6 +65,7 @@ class TellingProcess:
         self._process: subprocess.Popen[str]
         self._command = leashed([sys.executable, "-m", module, json.dumps(dict(plan))])
         self._folder = folder
+        self._environment = {**os.environ, **(environment or {})}
         self._reader = threading.Thread(target=self._read, name=f"reader-{module}", daemon=True)
         self._reader.start()
         self._started.wait()
@@ -142,6 +151,7 @@ class TellingProcess:
         self._process = subprocess.Popen(
             self._command,
             cwd=self._folder,
+            env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

@@ -85,12 +85,13 @@ class Proxy:
         every: int = 1,
         delay: float = 0.0,
         on_hit: Callable[[], object] | None = None,
+        target_host: str = "127.0.0.1",
     ) -> None:
-        """Describe the proxy of the mongod at 127.0.0.1:`target_port`; it listens after `start()` or on entering it.
+        """Describe the proxy of the mongod at `target_host`:`target_port`; it listens after `start()` or on entering it.
 
         The other arguments are those of `arm`; with `times=0` nothing but the modes without an answer is armed.
         """
-        self._target_port = target_port
+        self._target = (target_host, target_port)
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._links: set[_Link] = set()
@@ -244,7 +245,7 @@ class Proxy:
             if self._closing.is_set():
                 client.close()
                 return
-            link = _Link(self, client, self._target_port)
+            link = _Link(self, client, self._target)
             with self._lock:
                 self._links.add(link)
             link.thread.start()
@@ -253,13 +254,13 @@ class Proxy:
 class _Link:
     """One connection of a client and the one to the server that belongs to it."""
 
-    def __init__(self, proxy: Proxy, client: socket.socket, target_port: int) -> None:
+    def __init__(self, proxy: Proxy, client: socket.socket, target: tuple[str, int]) -> None:
         self.swallowed = False
         self.thread = threading.Thread(target=self._run, name="proxy-link", daemon=True)
         self._proxy = proxy
         self._client = client
         self._server = socket.socket()
-        self._target_port = target_port
+        self._target = target
         self._awaited: dict[int, _Fault] = {}  # by request id; one thread adds before the other can see the reply
 
     def shut(self) -> None:
@@ -274,7 +275,7 @@ class _Link:
                 for side in (self._client, self._server):
                     side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 try:
-                    self._server.connect(("127.0.0.1", self._target_port))
+                    self._server.connect(self._target)
                 except OSError:
                     return  # the server is down: the client sees its connection closed
                 if self._proxy._closing.is_set():

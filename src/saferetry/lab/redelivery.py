@@ -6,10 +6,9 @@ import signal
 from dataclasses import replace
 
 from saferetry.lab.broker import Broker
-from saferetry.lab.consumer import Plan
+from saferetry.lab.consumer import URI_VARIABLE, Plan
 from saferetry.lab.consuming import Ending, Way
 from saferetry.lab.processes import TellingProcess
-from saferetry.lab.proxy import Proxy
 from saferetry.lab.stage import FaultMissingError, Stage
 
 TAKEOVER_SECONDS = 4.0  # after which plain PyMongo gives up; the dead transaction's locks stay for 60
@@ -43,7 +42,7 @@ def takeover(stage: Stage) -> int:
 
 
 def _plan(stage: Stage, way: Way) -> Plan:
-    return Plan(way, stage.uri, stage.app_name, stage.records.database.name, stage.records.name)
+    return Plan(way, stage.app_name, stage.records.database.name, stage.records.name)
 
 
 def _kill_and_redeliver(stage: Stage, plan: Plan, *, command: str) -> Ending:
@@ -53,18 +52,22 @@ def _kill_and_redeliver(stage: Stage, plan: Plan, *, command: str) -> Ending:
         first.kill()
 
     with (
-        Proxy(stage.port, command=command, mode="cut", times=1, on_hit=kill) as proxy,
-        TellingProcess(_PROGRAM, replace(plan, uri=proxy.uri()).as_json()) as first,
+        stage.proxy(command, "cut", 1, on_hit=kill) as proxy,
+        _consumer(plan, stage.uri_through(proxy)) as first,
     ):
         if (code := first.finish()) != -signal.SIGKILL or proxy.hits != 1:
             raise FaultMissingError(f"the first consumer was not killed at its {command}: exit code {code}{first.trace()}")
-    with TellingProcess(_PROGRAM, plan.as_json()) as second:
+    with _consumer(plan, stage.uri) as second:
         done = second.wait_for("done")
         second.finish()
     for consumer in (first, second):
         stage.note_sent(event["command"] for event in consumer.told("sent"))
     executions = sum(len(consumer.told("execution")) for consumer in (first, second))
     return Ending(executions, done["seconds"], done["seen"])
+
+
+def _consumer(plan: Plan, uri: str) -> TellingProcess:
+    return TellingProcess(_PROGRAM, plan.as_json(), environment={URI_VARIABLE: uri})
 
 
 def _taken(stage: Stage) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pymongo import MongoClient
@@ -14,16 +14,16 @@ from rich.table import Table
 
 from saferetry.lab.comparison import Comparison
 from saferetry.lab.consuming import consume_guarded, consume_raw
-from saferetry.lab.mongod import Mongod
 from saferetry.lab.scenarios import Scenario
+from saferetry.lab.server import Server
 from saferetry.lab.stage import Measurement
 
 
-def play(mongod: Mongod, scenarios: Sequence[Scenario], console: Console) -> list[Comparison]:
+def play(server: Server, scenarios: Sequence[Scenario], console: Console) -> list[Comparison]:
     """Play each scenario twice and show how far it is.
 
     Args:
-        mongod: a running server of the lab's own.
+        server: a running server.
         scenarios: in the order to play them.
         console: where progress is shown.
 
@@ -40,13 +40,13 @@ def play(mongod: Mongod, scenarios: Sequence[Scenario], console: Console) -> lis
         transient=True,
     )
     comparisons = []
-    with MongoClient[dict[str, Any]](mongod.uri) as admin, progress:
+    with MongoClient[dict[str, Any]](server.uri) as admin, progress:
         task = progress.add_task("", total=2 * len(scenarios))
         for scenario in scenarios:
             progress.update(task, description=f"{scenario.name}: raw PyMongo")
-            raw = scenario.measure(mongod, admin, consume_raw)
+            raw = scenario.measure(server, admin, consume_raw)
             progress.update(task, advance=1, description=f"{scenario.name}: saferetry")
-            guarded = scenario.measure(mongod, admin, consume_guarded)
+            guarded = scenario.measure(server, admin, consume_guarded)
             progress.advance(task)
             comparison = Comparison(scenario.name, raw, guarded)
             comparisons.append(comparison)
@@ -75,6 +75,17 @@ def table(server: str, comparisons: Sequence[Comparison]) -> Table:
         result.add_row(row.name, "raw", *_cells(row.raw))
         result.add_row("", "saferetry", *_cells(row.saferetry), end_section=True)
     return result
+
+
+def not_played(console: Console, obstacles: Mapping[str, str]) -> None:
+    """Say what was left out, so that nobody takes it for proved.
+
+    Args:
+        console: where it is shown.
+        obstacles: the reason of each, by the scenario's name.
+    """
+    for name, reason in obstacles.items():
+        console.print(f"NOT PLAYED: {name}: {escape(reason)}", style="bold yellow", soft_wrap=True)
 
 
 def _cells(numbers: Measurement) -> list[str]:

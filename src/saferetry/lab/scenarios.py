@@ -12,9 +12,9 @@ from pymongo.collection import Collection
 
 from saferetry.lab.consuming import Ending, Message
 from saferetry.lab.failpoints import hold_inserts, hold_updates
-from saferetry.lab.mongod import Mongod
 from saferetry.lab.proxy import Proxy
 from saferetry.lab.redelivery import TAKEOVER_SECONDS, crash_redelivery, takeover
+from saferetry.lab.server import Server
 from saferetry.lab.stage import FaultMissingError, Measurement, Stage
 
 SOCKET_TIMEOUT = 0.5  # seconds; short, so that the lab is over soon
@@ -33,6 +33,8 @@ class Scenario:
         commands: names of the write commands whose sends are counted.
         expected: the effects of a handler that did its work once.
         play: brings the fault about, lets the consumer handle its message and returns the effects.
+        needs_failpoints: whether a write must be held in the engine.
+        needs_javascript: whether a write must be slow by itself.
     """
 
     name: str
@@ -40,14 +42,24 @@ class Scenario:
     commands: tuple[str, ...]
     expected: int
     play: Callable[[Stage], int]
+    needs_failpoints: bool = False
+    needs_javascript: bool = False
 
-    def measure(self, mongod: Mongod, admin: MongoClient[dict[str, Any]], consume: Callable[[Message], Ending]) -> Measurement:
+    def obstacle(self, server: Server) -> str | None:
+        """Return why it cannot be played on a server, or None."""
+        if self.needs_failpoints and not server.has_failpoints:
+            return "writes cannot be held in this server's engine: it needs mongod --setParameter enableTestCommands=1"
+        if self.needs_javascript and not server.has_javascript:
+            return "no write is slow enough on this server: it needs server-side JavaScript"
+        return None
+
+    def measure(self, server: Server, admin: MongoClient[dict[str, Any]], consume: Callable[[Message], Ending]) -> Measurement:
         """Play the scenario once in one way of consuming.
 
         Raises:
             FaultMissingError: the fault did not take place.
         """
-        stage = Stage(mongod, admin, consume)
+        stage = Stage(server, admin, consume)
         try:
             effects = self.play(stage)
         finally:
@@ -133,7 +145,7 @@ def _orphan(stage: Stage) -> int:
 
 
 def _losing_replies(stage: Stage, command: str) -> Proxy:
-    return Proxy(stage.port, command=command, mode="close", times=_LOST_REPLIES)
+    return stage.proxy(command, "close", _LOST_REPLIES)
 
 
 def _check(proxy: Proxy) -> None:
@@ -153,6 +165,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         ("insert",),
         1,
         _slow_insert,
+        needs_failpoints=True,
     ),
     Scenario(
         "lost-reply-inc", "two replies to a $inc are lost; effects are the counter's value", ("update",), 1, _lost_reply_inc
@@ -173,6 +186,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         ("update",),
         0,
         _update_many,
+        needs_javascript=True,
     ),
     Scenario(
         "orphan",
@@ -180,6 +194,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         ("insert",),
         0,
         _orphan,
+        needs_failpoints=True,
     ),
     Scenario(
         "crash-redelivery",

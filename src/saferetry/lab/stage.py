@@ -15,9 +15,9 @@ from pymongo.collection import Collection
 
 from saferetry.lab.commands import CommandLog
 from saferetry.lab.consuming import Ending, Message, Way, Write
-from saferetry.lab.mongod import Mongod
 from saferetry.lab.operations import PeakCopies, end_transactions, wait_until_idle
-from saferetry.lab.proxy import Proxy
+from saferetry.lab.proxy import Mode, Proxy
+from saferetry.lab.server import Server
 
 COLLECTION = "records"
 
@@ -71,15 +71,15 @@ class Stage:
         ending: how the handling ended, once `consume` has returned.
     """
 
-    def __init__(self, mongod: Mongod, admin: MongoClient[dict[str, Any]], consume: Callable[[Message], Ending]) -> None:
+    def __init__(self, server: Server, admin: MongoClient[dict[str, Any]], consume: Callable[[Message], Ending]) -> None:
         self.admin = admin
         self.log = CommandLog()
-        self._mongod = mongod
+        self._server = server
         self._consume = consume
         self._ending: Ending | None = None
         self._sent_elsewhere: Counter[str] = Counter()
         self.app_name = f"lab_{uuid.uuid4().hex[:12]}"
-        self._watch = PeakCopies(admin, self.app_name)
+        self._watch = PeakCopies(admin, self.app_name, all_users=server.sees_all_users)
         self.records: Collection[dict[str, Any]] = admin[self.app_name][COLLECTION]
 
     @property
@@ -94,14 +94,17 @@ class Stage:
         return self._ending
 
     @property
-    def port(self) -> int:
-        """The server's port."""
-        return self._mongod.port
-
-    @property
     def uri(self) -> str:
         """The server's connection string."""
-        return self._mongod.uri
+        return self._server.uri
+
+    def uri_through(self, proxy: Proxy) -> str:
+        """Return the server's connection string through a proxy before it."""
+        return self._server.uri_through(proxy)
+
+    def proxy(self, command: str, mode: Mode, times: int, on_hit: Callable[[], object] | None = None) -> Proxy:
+        """Return a proxy before the server; see `Proxy`."""
+        return Proxy(self._server.port, None, mode, times, command=command, on_hit=on_hit, target_host=self._server.host)
 
     @property
     def namespace(self) -> str:
@@ -127,7 +130,7 @@ class Stage:
         options: dict[str, Any] = {"appName": self.app_name}
         if socket_timeout is not None:
             options["socketTimeoutMS"] = round(socket_timeout * 1000)
-        uri = proxy.uri() if proxy else self._mongod.uri
+        uri = self._server.uri_through(proxy) if proxy else self._server.uri
         database = self.records.database.name
         self._hand_over(Message(uri, options, database, self.records.name, write, self.log, budget))
 
@@ -138,7 +141,7 @@ class Stage:
             handle: starts and ends them, given the way of consuming; their clients have this stage's appName.
         """
         database, collection = self.records.database.name, self.records.name
-        self._hand_over(Message(self._mongod.uri, {}, database, collection, _write_nothing, self.log, 0.0, handle))
+        self._hand_over(Message(self._server.uri, {}, database, collection, _write_nothing, self.log, 0.0, handle))
 
     def note_sent(self, commands: Iterable[str]) -> None:
         """Count commands that another process sent, by their names."""
@@ -154,11 +157,14 @@ class Stage:
 
     @contextmanager
     def held_until_seen(self, hold: AbstractContextManager[Callable[[], None]]) -> Iterator[None]:
-        """Keep `hold` on until the first copy was seen in the engine, so that it can be counted.
+        """Keep `hold` on until the first copy was seen in the engine, so that it can be counted; not without failpoints.
 
         Args:
             hold: `hold_inserts` or `hold_updates` on this stage's namespace.
         """
+        if not self._server.has_failpoints:
+            yield
+            return
         left = threading.Event()
 
         def release_when_seen(release: Callable[[], None]) -> None:
@@ -177,12 +183,17 @@ class Stage:
 
     def settle(self) -> None:
         """Wait until the server runs nothing of the consumer's any more (at most 30 seconds)."""
-        wait_until_idle(self.admin, self.app_name)
+        wait_until_idle(self.admin, self.app_name, all_users=self._server.sees_all_users)
 
     def clear(self) -> None:
-        """Drop the stage's database, and before that the transactions whose locks a dead consumer has left."""
-        end_transactions(self.admin, self.app_name)
-        self.admin.drop_database(self.records.database.name)
+        """Empty the stage's database, and before that end the transactions whose locks a dead consumer has left.
+
+        A user with readWrite may drop collections, not databases; with its last collection a database is gone.
+        """
+        end_transactions(self.admin, self.app_name, all_users=self._server.sees_all_users)
+        database = self.records.database
+        for collection in database.list_collection_names():
+            database.drop_collection(collection)
 
 
 def _write_nothing(records: Collection[dict[str, Any]]) -> None:
