@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,6 +114,7 @@ _COLLECTION: Mapping[str, Kind] = {
 }
 GUARDED: tuple[Mapping[str, Kind], ...] = (_CLIENT, _DATABASE, _COLLECTION)  # as DRIVER_TYPES
 _READS = (Kind.READ, Kind.CURSOR, Kind.METADATA, Kind.APART)
+_ITERABLES = ("documents", "models")  # arguments that may be any iterable; elsewhere the driver wants a list, and says so
 _UNNUMBERED = (Kind.MULTI, Kind.DDL, Kind.PIPELINE, Kind.COMMAND, Kind.REFUSED)
 
 
@@ -338,19 +339,15 @@ class Method:
         return {}
 
 
-_READ_AGAIN = frozenset({dict, list, str, int, float, bool, type(None)})  # types that may be read more than once
-
-
 def _list(arguments: dict[str, Any]) -> None:
-    """Make an argument that may be read once only a list, since it may have to be sent again."""
-    for name, value in arguments.items():
-        if type(value) not in _READ_AGAIN:
-            arguments[name] = _listed(name, value)
+    """Make arguments that may be any iterable lists: they may have to be sent again, and give other items each time."""
+    for name in _ITERABLES:
+        if name in arguments:
+            arguments[name] = _listed(arguments[name])
 
 
-def _listed(name: str, value: Any) -> Any:
-    once = isinstance(value, Iterator) or (name == "documents" and isinstance(value, (Set, Sequence)) and value)
-    if not once or isinstance(value, (str, list)):
+def _listed(value: Any) -> Any:
+    if not isinstance(value, Iterable) or isinstance(value, (list, str, Mapping)) or not value:
         return value
     return list(value) or iter(())  # the driver tells an empty list from an iterator without an item
 

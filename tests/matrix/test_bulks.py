@@ -8,7 +8,7 @@ from typing import Any
 
 import pymongo
 import pytest
-from pymongo import DeleteOne, InsertOne, ReplaceOne, UpdateOne
+from pymongo import DeleteOne, IndexModel, InsertOne, ReplaceOne, UpdateOne
 from pymongo.errors import BulkWriteError, OperationFailure
 
 import saferetry
@@ -333,6 +333,12 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "bulk_write-numbers": lambda c: c.bulk_write([1]),
     "bulk_write-document": lambda c: c.bulk_write([InsertOne({"x": 1}), {"x": 2}]),
     "bulk_write-one": lambda c: c.bulk_write(InsertOne({"x": 1})),
+    "bulk_write-generator": lambda c: c.bulk_write(InsertOne({"x": x}) for x in range(3)),
+    "create_indexes-generator": lambda c: c.create_indexes(IndexModel("x") for _ in range(3)),
+    "aggregate-generator": lambda c: c.aggregate(stage for stage in [{"$out": "copy"}]),
+    "update_one-array_filters": lambda c: c.update_one({"_id": 1}, {"$inc": {"a.$[e]": 1}}, array_filters=iter([{"e": 1}])),
+    "insert_many-empty_tuple": lambda c: c.insert_many(()),
+    "insert_many-text": lambda c: c.insert_many("text"),
     "bulk_write-no_operator": lambda c: c.bulk_write([InsertOne({"x": 1}), UpdateOne({"_id": 1}, {"n": 1})]),
     "bulk_write-insert_of_number": lambda c: c.bulk_write([InsertOne({"x": 1}), InsertOne(NO_DOCUMENT)]),
 }
@@ -348,11 +354,17 @@ async def test_wrong_arguments_get_the_drivers_own_error(name: str, ground: Grou
     assert (sends, plain_sends) == (0, 0)
 
 
-async def test_a_generator_of_requests_is_listed_once(ground: Ground) -> None:
-    """More than plain PyMongo takes, which wants a list of requests."""
-    requests = [InsertOne({"x": place}) for place in range(3)]
-    row = Row("generator", lambda c: c.bulk_write(request for request in requests), ("insert",))
+class Numbers:
+    """Give new documents each time it is read, as a query of an object mapper may."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return ({"x": place} for place in range(3))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_documents_that_are_new_each_time_are_read_once(ordered: bool, ground: Ground) -> None:
+    row = Row("iterable", lambda c: c.insert_many(Numbers(), ordered=ordered), ("insert",))
     run = await ground.disturbed(row, LOST_TWICE)
 
-    assert run.answer.inserted_count == 3
-    assert [document.get("x") for document in ground.documents()] == [None, None, None, 0, 1, 2]
+    stored = {document["x"]: document["_id"] for document in ground.documents() if "x" in document}
+    assert run.answer.inserted_ids == [stored[place] for place in range(3)]
