@@ -164,7 +164,7 @@ class MongoClient(DriverMongoClient[Document]):
         >>> client = MongoClient("mongodb://localhost:27017/?replicaSet=rs0&socketTimeoutMS=10000")
 
     Raises:
-        ConfigurationError: Bad settings, or a socket timeout below 150 ms.
+        ConfigurationError: Bad settings; under strict a socket timeout below 150 ms.
         DriverMismatchError: The installed PyMongo is not one that saferetry knows; nothing was sent.
     """
 
@@ -197,7 +197,7 @@ class AsyncMongoClient(DriverAsyncMongoClient[Document]):
         >>> client = AsyncMongoClient("mongodb://localhost:27017/?replicaSet=rs0&socketTimeoutMS=10000")
 
     Raises:
-        ConfigurationError: Bad settings, or a socket timeout below 150 ms.
+        ConfigurationError: Bad settings; under strict a socket timeout below 150 ms.
         DriverMismatchError: The installed PyMongo is not one that saferetry knows; nothing was sent.
     """
 

@@ -46,7 +46,8 @@ class Limits:
         """Return the limits that follow from a socket timeout and the settings."""
         if socket_timeout_ms is None:
             return cls(None, max_time_ms or DEFAULT_MS, None, cursor_ms)
-        outside = socket_timeout_ms - max(50, socket_timeout_ms // 20)
+        has_room = socket_timeout_ms >= SHORTEST_SOCKET_TIMEOUT_MS
+        outside = socket_timeout_ms - max(50, socket_timeout_ms // 20) if has_room else None
         inside = max_time_ms if max_time_ms and max_time_ms < socket_timeout_ms else socket_timeout_ms * 2 // 3
         return cls(socket_timeout_ms, inside, outside, cursor_ms)
 

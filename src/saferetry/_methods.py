@@ -169,6 +169,7 @@ class Method:
         return self._call(record, target, arguments, terms)
 
     def _join(self, record: Record, owner: Any, client: Any, arguments: dict[str, Any], *, is_read: bool) -> JoinedCall:
+        _check_client(client, is_read=is_read)
         self._check_joining(record, owner, client, arguments, is_read=is_read)
         _list(arguments)
         inserted = self._inserted(arguments)
@@ -222,6 +223,7 @@ class Method:
         return self.kind in _READS
 
     def _check(self, target: Target, terms: Terms, arguments: Mapping[str, Any]) -> None:
+        _check_client(target.client, is_read=False)
         if self.kind is Kind.REFUSED:
             raise ConfigurationError(
                 "MongoClient.bulk_write cannot be protected in a record: use the collections' bulk_write, or call it outside"
@@ -382,6 +384,12 @@ def _current(guard: Guard, name: str, *, is_read: bool) -> Record | None:
             "that record's handler will not be executed again; bind the thread's function with propagate()",
         )
     return record
+
+
+def _check_client(client: Any, *, is_read: bool) -> None:
+    objection = guard_of(client).objection
+    if objection and not is_read:
+        raise ConfigurationError(objection)
 
 
 def _client_of(owner: Any) -> Any:

@@ -453,6 +453,7 @@ class Guard:
     slots: Slots = field(default_factory=Slots)
     marker_collections: dict[str, Any] = field(default_factory=dict)  # by namespace
     prepared_markers: set[str] = field(default_factory=set)
+    objection: str = ""  # why writes of this client are refused inside records
     warned: set[str] = field(default_factory=set)
 
     def warn_once(self, cause: str, message: str) -> None:
@@ -511,17 +512,20 @@ def install_guard(client: Any, settings: Settings) -> None:
     """Put a guard on a client.
 
     Raises:
-        ConfigurationError: The client's socket timeout is too short, or ``max_time_ms`` is not below it (strict).
+        ConfigurationError: Under strict: its socket timeout is too short, or ``max_time_ms`` is not below it.
     """
     seconds = client.options.pool_options.socket_timeout
     socket_timeout_ms = round(seconds * 1000) if seconds else None
-    if socket_timeout_ms is not None and socket_timeout_ms < SHORTEST_SOCKET_TIMEOUT_MS and not settings.disabled:
-        raise ConfigurationError(
-            f"socketTimeoutMS is {socket_timeout_ms}: give {SHORTEST_SOCKET_TIMEOUT_MS} or more, since a limit for the "
-            "server must fit below it"
-        )
     limits = Limits.of(socket_timeout_ms, settings.max_time_ms, settings.cursor_max_time_ms)
     guard = Guard(settings, limits, random.Random(settings.seed))  # noqa: S311 - jitter, no secret
+    has_own_limits = client.options.timeout is not None  # with timeoutMS the driver does not look at the socket timeout
+    is_too_short = socket_timeout_ms is not None and socket_timeout_ms < SHORTEST_SOCKET_TIMEOUT_MS
+    if is_too_short and not has_own_limits and not settings.disabled:
+        guard.objection = (
+            f"socketTimeoutMS is {socket_timeout_ms}: give {SHORTEST_SOCKET_TIMEOUT_MS} or more, since a limit for the "
+            "server must fit below it; writes inside records are refused"
+        )
+        guard.complain("socket timeout", guard.objection)
     if settings.max_time_ms is not None and is_too_long(limits, settings.max_time_ms) and not settings.disabled:
         guard.complain(
             "max_time_ms",

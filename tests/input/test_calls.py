@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from pymongo import InsertOne, UpdateMany, UpdateOne
 from pymongo.encryption_options import AutoEncryptionOpts
-from pymongo.errors import AutoReconnect, ExecutionTimeout, InvalidOperation, OperationFailure, PyMongoError
+from pymongo.errors import AutoReconnect, ExecutionTimeout, InvalidOperation, NetworkTimeout, OperationFailure, PyMongoError
 from pymongo.write_concern import WriteConcern
 
 from saferetry import Outcome, propagate, record, repeatable
@@ -176,6 +177,26 @@ async def test_an_encrypted_client_in_a_record(name: str, write: Write, api: Api
         with refused(ConfigurationError, told, "encrypt explicitly (ClientEncryption), or write outside the record"):
             await done(write(collection))
         assert current.writes == ()
+
+
+@rows(PROTECTED, UNPROTECTED)
+async def test_a_client_with_a_short_socket_timeout_in_a_record(name: str, write: Write, api: Api) -> None:
+    collection = api.client(NOWHERE, socketTimeoutMS=149)["d"]["c"]
+    with record("r") as current:
+        with refused(ConfigurationError, "socketTimeoutMS is 149: give 150 or more", "writes inside records are refused"):
+            await done(write(collection))
+        assert current.writes == ()
+
+
+async def test_a_client_with_a_short_socket_timeout_outside_a_record_works_without_limits(
+    api: Api, mongod: Mongod, database_name: str, log: CommandLog
+) -> None:
+    collection = api.client(mongod.uri, log=log, socketTimeoutMS=149)[database_name]["c"]
+    with contextlib.suppress(NetworkTimeout):  # on a busy machine; what is looked at are the commands
+        await done(collection.insert_one(dict(DOCUMENT)))
+    sent = log.commands("insert")
+    assert sent
+    assert not any("maxTimeMS" in command for command in sent)
 
 
 async def test_an_encrypted_client_outside_a_record_works(api: Api, mongod: Mongod, database_name: str) -> None:

@@ -83,22 +83,43 @@ async def test_settings_that_are_none(settings: Any, make: Any) -> None:
 # --- socket timeouts -------------------------------------------------------------------------------------------------------
 
 
+STRICT = Settings(strict=True)
+SHORT = pytest.mark.parametrize("milliseconds", [1, 100, 149])
+
+
 @CLIENTS
 @pytest.mark.parametrize("how", ["URI", "argument"])
-@pytest.mark.parametrize("milliseconds", [1, 100, 149])
-async def test_a_socket_timeout_below_150_ms(milliseconds: int, how: str, make: Any) -> None:
+@SHORT
+async def test_strict_refuses_a_socket_timeout_below_150_ms(milliseconds: int, how: str, make: Any) -> None:
     given = f"{NOWHERE}&socketTimeoutMS={milliseconds}" if how == "URI" else NOWHERE
     arguments = {"socketTimeoutMS": milliseconds} if how == "argument" else {}
     with refused(ConfigurationError, f"socketTimeoutMS is {milliseconds}: give 150 or more"):
-        make(given, **arguments)
+        make(given, saferetry=STRICT, **arguments)
 
 
 @RAW
-async def test_a_socket_timeout_below_150_ms_in_a_wrapped_client(make: Any) -> None:
+async def test_strict_refuses_a_socket_timeout_below_150_ms_in_a_wrapped_client(make: Any) -> None:
     client = make(NOWHERE, socketTimeoutMS=100)
     with refused(ConfigurationError, "socketTimeoutMS is 100: give 150 or more"):
-        wrap(client)
+        wrap(client, STRICT)
     assert type(client) is make
+
+
+@CLIENTS
+@SHORT
+async def test_one_warning_tells_of_a_socket_timeout_below_150_ms(
+    milliseconds: int, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert socket_timeout_of(make(NOWHERE, socketTimeoutMS=milliseconds)) == milliseconds / 1000
+    (warning,) = [entry for entry in caplog.records if entry.levelname == "WARNING"]
+    assert f"socketTimeoutMS is {milliseconds}: give 150 or more" in warning.getMessage()
+
+
+@CLIENTS
+@pytest.mark.parametrize("timeout_ms", [0, 50, 10_000])
+async def test_with_a_timeout_of_the_drivers_own_the_socket_timeout_does_not_matter(timeout_ms: int, make: Any) -> None:
+    client = make(NOWHERE, socketTimeoutMS=1, timeoutMS=timeout_ms, saferetry=STRICT)
+    assert client.options.timeout == timeout_ms / 1000
 
 
 @CLIENTS
@@ -180,7 +201,7 @@ def test_a_client_that_is_refused_is_closed_again() -> None:
             super().close()
 
     with refused(ConfigurationError, "socketTimeoutMS is 100"):
-        Noticing(NOWHERE, socketTimeoutMS=100)
+        Noticing(NOWHERE, socketTimeoutMS=100, saferetry=STRICT)
     assert len(closed) == 1
 
 

@@ -97,6 +97,15 @@ async def test_what_cannot_join_does_not_begin_a_transaction(scene: Scene, log: 
     assert log.names() == []
 
 
+async def test_a_client_with_a_short_socket_timeout_does_not_begin_a_transaction(scene: Scene, log: CommandLog) -> None:
+    async def on_order(database: Any) -> None:
+        await done(database.c.insert_one({}))
+
+    with pytest.raises(ConfigurationError, match="socketTimeoutMS is 149: give 150 or more"):
+        await scene.deliver(on_order, scene.client(log=log, socketTimeoutMS=149), lazily=True)
+    assert log.names() == []
+
+
 async def test_a_refusal_is_not_handed_to_the_recoverer(scene: Scene) -> None:
     recovered: list[Failure] = []
 

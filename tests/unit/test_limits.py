@@ -149,6 +149,12 @@ def test_max_time_ms_holds_inside_records_where_it_is_below_the_socket_timeout(
     assert limit_of(Limits.of(socket_ms, max_time_ms, None), ONE["insert_one"], lambda: 600.0) == inside
 
 
+@pytest.mark.parametrize("socket_ms", [1, 50, 149])
+@ids(ONE, MANY, CURSORS)
+def test_outside_no_limit_fits_below_a_short_socket_timeout(command: Command, socket_ms: int) -> None:
+    assert limit_of(Limits.of(socket_ms, None, None), command, None) is None
+
+
 @pytest.mark.parametrize(
     ("socket_ms", "outside"), [(150, 100), (400, 350), (1_000, 950), (1_020, 969), (9_000, 8_550), (60_000, 57_000)]
 )
