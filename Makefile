@@ -4,6 +4,7 @@
 #   make proof         the proof of guarantee "transaction" at full length, about 15 minutes
 #   make bench         what the guarantees cost, as ratios
 #   make matrix        the tests with older drivers, on older servers and another Python, hours; ALL=1: every combination
+#   make driver-suite  the driver's own tests with our clients, about half an hour: FILES="bulk test/test_cursor.py" MODE=record
 #   make test-servers  the tests on other servers: MONGODS=dir with bin/mongod-VERSION and lib/; PYMONGO=x.y.z for another driver
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,6 +17,10 @@ LAB_ARGS ?=
 BENCH_ARGS ?=
 MATRIX_ARGS ?=
 ALL ?=
+FILES ?=
+MODE ?=
+JOBS ?= 2
+SUITE_ARGS ?=
 MONGODS ?=
 VERSIONS ?= 4.4.2 5.0.4
 PYMONGO ?=
@@ -24,7 +29,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test proof bench matrix lint format packages pytest docs docs-check test-servers clean
+.PHONY: help demo test proof bench matrix lint format packages pytest docs docs-check test-servers driver-suite clean
 .DELETE_ON_ERROR:
 
 help:
@@ -56,6 +61,10 @@ test: lint packages
 proof: $(VENV)/.dev
 	PROOF_LONG=1 $(BIN)/pytest tests/proof -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
+# The driver's suite is downloaded with pip into $(OUT), and never changed.
+driver-suite: $(VENV)/.dev
+	$(BIN)/python -m tests.driver_suite --out $(OUT)/driver-suite --jobs $(JOBS) $(MODE:%=--mode %) $(SUITE_ARGS) $(FILES)
+
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
@@ -78,7 +87,7 @@ format: $(VENV)/.dev
 
 # The sdist and the wheel, each installed into an empty venv and imported away from the sources.
 packages: $(VENV)/.dev
-	rm -rf $(OUT)
+	rm -rf $(OUT)/dist
 	$(BIN)/python -m build --quiet --outdir $(OUT)/dist .
 	for archive in $(OUT)/dist/*.tar.gz $(OUT)/dist/*.whl; do \
 		rm -rf $(OUT)/venv \
