@@ -72,7 +72,8 @@ SLICE = (
 def find_files(suite: Path, wanted: Sequence[str] = ()) -> list[str]:
     """Return the relevant files of an unpacked suite, or those of `wanted`: paths, or names as in `RELEVANT`."""
     there = sorted(str(path.relative_to(suite)) for path in (suite / "test").rglob("test_*.py"))
-    return [file for file in there if file in wanted or is_one_of(file, wanted or RELEVANT)]
+    found = [file for file in there if file in wanted or is_one_of(file, wanted or RELEVANT)]
+    return sorted(found, key=lambda file: (file.count("/"), file))
 
 
 def is_one_of(file: str, names: Sequence[str]) -> bool:

@@ -1,23 +1,14 @@
-"""What a run of the driver's suite prints, and the table that it leaves in the documentation."""
+"""What a run of the driver's suite prints."""
 
 from __future__ import annotations
 
-import datetime as dt
-import platform
-import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-import pymongo
-
-from saferetry.lab.mongod import Mongod
 from tests.driver_suite.comparison import Known
 from tests.driver_suite.running import Side
 from tests.driver_suite.suite import Result
-
-_TABLE = re.compile(r"(?<=<!-- driver-suite:begin -->\n).*(?=<!-- driver-suite:end -->)", re.DOTALL)
 
 
 class Report:
@@ -58,11 +49,6 @@ class Report:
         compared = [result.comparison for result in self._results]
         return sum(c.raw_passed for c in compared) > 0 and not any(c.regressions or c.fixed for c in compared)
 
-    def write_table(self, page: Path) -> None:
-        """Write what a documentation page says of the last run anew."""
-        text = page.read_text(encoding="utf-8")
-        page.write_text(_TABLE.sub(lambda _: "\n".join(self._page()) + "\n", text), encoding="utf-8")
-
     def _sums(self, mode: Side) -> tuple[int, int, int]:
         compared = [result.comparison for result in self._results if result.mode is mode]
         sums = (sum(c.raw_passed for c in compared), sum(c.ours_passed for c in compared))
@@ -72,34 +58,6 @@ class Report:
         """Count the tests of each cause; the entries of one cause are alike but for the assertion."""
         found = [entry for result in self._results if result.mode is mode for entry in result.comparison.known.values()]
         return Counter(Known(entry.cause, entry.reason, "") for entry in found)
-
-    def _page(self) -> Iterator[str]:
-        with Mongod() as mongod:
-            server = mongod.version
-        today = dt.datetime.now(dt.UTC).date()
-        yield f"Measured on {today} with PyMongo {pymongo.version}, server {server}, Python {platform.python_version()}:"
-        yield ""
-        yield "| mode | pass with PyMongo's clients | of these with saferetry's | known differences | regressions |"
-        yield "|---|---|---|---|---|"
-        for mode in self._modes:
-            raw, ours, regressions = self._sums(mode)
-            yield f"| {mode.value} | {raw:,} | {ours:,} | {self._causes(mode).total()} | {regressions} |"
-        yield from (
-            "",
-            "| file | raw |" + "".join(f" {mode.value} |" for mode in self._modes),
-            "|---|" + "---|" * (1 + len(self._modes)),
-        )
-        for file in sorted({result.file for result in self._results}):
-            by_mode = {result.mode: result.comparison for result in self._results if result.file == file}
-            raw_passed = next(iter(by_mode.values())).raw_passed
-            cells = [str(by_mode[mode].ours_passed) if mode in by_mode else "" for mode in self._modes]
-            yield f"| `{file}` | {raw_passed} |" + "".join(f" {cell} |" for cell in cells)
-        for mode in self._modes:
-            if causes := self._causes(mode):
-                yield from ("", f"Known differences in the mode {mode.value}:", "")
-                for cause, count in causes.most_common():
-                    yield f"- **{cause.cause}** ({count}): {' '.join(cause.reason.split())}"
-        yield ""
 
 
 def _print(text: str) -> None:

@@ -17,6 +17,7 @@ from tests.driver_suite.outcomes import Outcome, read_outcomes
 
 REPOSITORY = Path(__file__).parents[2]
 LONGEST_TEST = 150  # seconds
+MORE_CACHE = ("--wiredTigerEngineConfigString", "cache_size=1G")  # some tests write more than the lab's servers hold
 LONGEST_FILE = 1200.0  # seconds
 
 
@@ -47,7 +48,7 @@ def run(suite: Path, tests: Sequence[str], side: Side, log: Path) -> dict[str, O
         side: Whose clients they use.
         log: File for pytest's output.
     """
-    with tempfile.TemporaryDirectory(prefix="driver-suite-") as folder, Mongod() as mongod:
+    with tempfile.TemporaryDirectory(prefix="driver-suite-") as folder, Mongod(extra_args=MORE_CACHE) as mongod:
         outcomes = Path(folder) / "outcomes.jsonl"
         command = [
             *(sys.executable, "-m", "pytest", "--override-ini=addopts=", "-m", "default or default_async"),
