@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pymongo.asynchronous.collection import AsyncCollection as DriverAsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase as DriverAsyncDatabase
@@ -31,6 +31,10 @@ from saferetry._seam import (
 from saferetry._settings import Settings
 from saferetry.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from bson.codec_options import TypeRegistry
+
+Client = TypeVar("Client")
 Document = TypeVar("Document", bound=Mapping[str, Any])
 Guarded = TypeVar("Guarded", bound=type[Any])
 
@@ -168,14 +172,33 @@ class MongoClient(DriverMongoClient[Document]):
         DriverMismatchError: The installed PyMongo is not one that saferetry knows; nothing was sent.
     """
 
-    def __init__(self, *args: Any, saferetry: Settings | None = None, **kwargs: Any) -> None:
-        settings = _settings_for_new_client(saferetry)
-        super().__init__(*args, **_with_socket_timeout(settings, args, kwargs))
-        try:
-            install_guard(self, settings)
-        except ConfigurationError:
-            self.close()
-            raise
+    if TYPE_CHECKING:  # the driver's own signature, which says what kind of documents a client has
+
+        def __init__(  # noqa: PLR0917 - the driver's
+            self,
+            host: str | Sequence[str] | None = None,
+            port: int | None = None,
+            document_class: type[Document] | None = None,
+            tz_aware: bool | None = None,  # noqa: FBT001 - the driver's
+            connect: bool | None = None,  # noqa: FBT001 - the driver's
+            type_registry: TypeRegistry | None = None,
+            *,
+            saferetry: Settings | None = None,
+            **kwargs: Any,
+        ) -> None: ...
+
+        def __enter__(self) -> Self: ...
+
+    else:
+
+        def __init__(self, *args: Any, saferetry: Settings | None = None, **kwargs: Any) -> None:
+            settings = _settings_for_new_client(saferetry)
+            super().__init__(*args, **_with_socket_timeout(settings, args, kwargs))
+            try:
+                install_guard(self, settings)
+            except ConfigurationError:
+                self.close()
+                raise
 
     def _ensure_session(self, session: Any = None) -> Any:
         return _lend(self, super()._ensure_session(session))
@@ -201,10 +224,29 @@ class AsyncMongoClient(DriverAsyncMongoClient[Document]):
         DriverMismatchError: The installed PyMongo is not one that saferetry knows; nothing was sent.
     """
 
-    def __init__(self, *args: Any, saferetry: Settings | None = None, **kwargs: Any) -> None:
-        settings = _settings_for_new_client(saferetry)
-        super().__init__(*args, **_with_socket_timeout(settings, args, kwargs))
-        install_guard(self, settings)
+    if TYPE_CHECKING:  # the driver's own signature, which says what kind of documents a client has
+
+        def __init__(  # noqa: PLR0917 - the driver's
+            self,
+            host: str | Sequence[str] | None = None,
+            port: int | None = None,
+            document_class: type[Document] | None = None,
+            tz_aware: bool | None = None,  # noqa: FBT001 - the driver's
+            connect: bool | None = None,  # noqa: FBT001 - the driver's
+            type_registry: TypeRegistry | None = None,
+            *,
+            saferetry: Settings | None = None,
+            **kwargs: Any,
+        ) -> None: ...
+
+        async def __aenter__(self) -> Self: ...
+
+    else:
+
+        def __init__(self, *args: Any, saferetry: Settings | None = None, **kwargs: Any) -> None:
+            settings = _settings_for_new_client(saferetry)
+            super().__init__(*args, **_with_socket_timeout(settings, args, kwargs))
+            install_guard(self, settings)
 
     def _ensure_session(self, session: Any = None) -> Any:
         return _lend(self, super()._ensure_session(session))
@@ -297,7 +339,7 @@ async def _fetch_async(client: Any, fetch: Callable[..., Any], operation: Any, a
             return await fetch(operation, *args, **kwargs)
 
 
-def wrap(client: Any, settings: Settings | None = None) -> Any:
+def wrap(client: Client, settings: Settings | None = None) -> Client:
     """Guard an existing PyMongo client in place and return it.
 
     Args:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, overload
+
+from pymongo.asynchronous.database import AsyncDatabase
+from pymongo.database import Database
 
 from saferetry._seam import is_async_database
 
 _INDEXES = (("files", [("filename", 1), ("uploadDate", 1)], False), ("chunks", [("files_id", 1), ("n", 1)], True))
+
+
+@overload
+def prepare_gridfs(database: Database[Any], bucket: str = "fs") -> None: ...
+
+
+@overload
+def prepare_gridfs(database: AsyncDatabase[Any], bucket: str = "fs") -> Coroutine[Any, Any, None]: ...
 
 
 def prepare_gridfs(database: Any, bucket: str = "fs") -> Any:

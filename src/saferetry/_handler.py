@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 import wrapt
 
@@ -15,14 +15,21 @@ from saferetry._identity import RecordKey
 from saferetry._transaction_handling import TransactionHandling
 from saferetry.errors import ConfigurationError
 
-P = ParamSpec("P")
-R = TypeVar("R")
+# A function's type is kept whole, as that of a static or class method, whichever decorator comes first.
+Function = TypeVar("Function", bound="Callable[..., Any] | staticmethod[..., Any] | classmethod[Any, ..., Any]")
 
 _NAMELESS = ("__main__", "<locals>", "<lambda>")
 
 
+class Keeping(Protocol):
+    """Be the decorator that ``handler(...)`` returns: it keeps the type of what it decorates."""
+
+    def __call__(self, fn: Function, /) -> Function:
+        """Return the handler."""
+
+
 @overload
-def handler(fn: Callable[P, R], /) -> Callable[P, R]: ...
+def handler(fn: Function, /) -> Function: ...
 
 
 @overload
@@ -40,7 +47,7 @@ def handler(
     store_result: bool = False,
     derive_ids: bool = False,
     name: str | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+) -> Keeping: ...
 
 
 def handler(
@@ -72,7 +79,8 @@ def handler(
         budget: Seconds, or a callable from the first argument to seconds or a ``Budget``.
         retry_on: Exceptions after which the handler is executed again, if that is safe.
         fatal: Exceptions after which it never is.
-        recoverer: Is given a ``Failure`` for every exception that leaves the record; its result becomes the handler's.
+        recoverer: Is given a ``Failure`` for every exception that leaves the record; its result becomes the handler's, and
+            should be of the same type.
         digest: With "transaction": makes bytes from the first argument that stand for its content; else the key's digest.
         store_result: With "transaction": a record that was done before returns what it returned then (a BSON value).
         derive_ids: With "process": an insert without ``_id`` gets one from key, name and content, so that a redelivered record

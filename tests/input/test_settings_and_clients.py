@@ -264,11 +264,11 @@ async def test_wrapping_with_settings_that_are_none(make: Any) -> None:
 
 
 async def test_a_wrapped_client_is_one_of_ours_at_every_level() -> None:
-    client = wrap(pymongo.MongoClient(NOWHERE))
+    client = wrap(pymongo.MongoClient[dict[str, Any]](NOWHERE))
     assert type(client) is MongoClient
     assert type(client["d"]).__module__ == "saferetry._collections"
     assert type(client["d"]["c"]["sub"]).__module__ == "saferetry._collections"
-    asynchronous = wrap(pymongo.AsyncMongoClient(NOWHERE))
+    asynchronous = wrap(pymongo.AsyncMongoClient[dict[str, Any]](NOWHERE))
     assert type(asynchronous) is AsyncMongoClient
     assert type(asynchronous["d"]["c"]).__module__ == "saferetry._collections"
 
