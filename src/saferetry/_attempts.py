@@ -5,12 +5,12 @@ Once for threads and once for asyncio; tests/unit/test_twins.py compares their s
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tenacity import AsyncRetrying, Retrying
+
+from saferetry import _world
 
 Controls = Callable[[], dict[str, Any]]  # asked for tenacity's rules after the first attempt failed
 
@@ -31,7 +31,7 @@ def attempts(controls: Controls, fn: Callable[..., Any], *args: Any) -> Any:
             raise failed.pop()
         return fn(*args)
 
-    return Retrying(sleep=time.sleep, **controls())(next_attempt)
+    return Retrying(sleep=_world.sleep, **controls())(next_attempt)
 
 
 async def attempts_async(controls: Controls, fn: Callable[..., Awaitable[Any]], *args: Any) -> Any:
@@ -50,4 +50,4 @@ async def attempts_async(controls: Controls, fn: Callable[..., Awaitable[Any]], 
             raise failed.pop()
         return await fn(*args)
 
-    return await AsyncRetrying(sleep=asyncio.sleep, **controls())(next_attempt)
+    return await AsyncRetrying(sleep=_world.sleep_async, **controls())(next_attempt)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
+from saferetry import _world
 from saferetry.errors import ConfigurationError
 
 
@@ -26,7 +26,7 @@ class Budget:
 
     __slots__ = ("_clock", "_deadline")
 
-    def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float, *, clock: Callable[[], float] = _world.monotonic) -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
             raise ConfigurationError(f"budget is a {type(seconds).__name__}: give seconds, a finite number above 0")
         if not 0 < seconds < math.inf:

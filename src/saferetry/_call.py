@@ -16,6 +16,7 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError
 from tenacity import RetryCallState, retry_if_exception
 
 from saferetry._addresses import Address
+from saferetry._decisions import tell
 from saferetry._outcomes import SUCCESS, Facts, Outcome, Reading, Signal, WriteView, read, settle
 from saferetry._parts import Part, Plan, empty_result, merge
 from saferetry._policy import Decision, FullJitter, decide, enough_time
@@ -164,6 +165,10 @@ class WriteCall:
             record.note_effect(f"{method} on {target.namespace} was made with a session of the user's")
 
     @property
+    def _subject(self) -> str:
+        return f"{self.method} on {self.target.namespace}"
+
+    @property
     def is_foreign(self) -> bool:
         """Whether it was made with a session of the user's."""
         return self.terms.foreign
@@ -214,7 +219,7 @@ class WriteCall:
 
     def _note_wait(self, state: RetryCallState) -> None:
         self._waits.append(state.upcoming_sleep)
-        logger.debug("%s on %s: sent again in %.3f s", self.method, self.target.namespace, state.upcoming_sleep)
+        tell("resent", self._subject, wait=state.upcoming_sleep)
 
     @contextmanager
     def sending(self, command: Command) -> Iterator[None]:
@@ -416,6 +421,7 @@ class WriteCall:
         exc.saferetry = CallReport(view, tuple(self._waits), self._decision, done)  # type: ignore[attr-defined]
         if self._decision == "final":
             return
+        tell("refused" if self._decision == "refused" else "given up", self._subject, self._decision)
         reason = {
             "refused": "not sent again, since it could take effect twice",
             "attempts": f"given up after {view.calls} driver calls (max_attempts)",
@@ -476,6 +482,7 @@ class WriteCall:
         """
         self.repeatable = self.repeatable or is_repeatable()
         if not all(command.may_be_sent_again(self.repeatable) for command in self._commands):
+            tell("refused", self._subject, "outcome unknown")
             raise RetryRefusedError(
                 f"{self.method} on {self.target.namespace} was not sent again: its outcome is unknown, and it could take "
                 "effect twice. Let the first error leave the handler, or, if running it twice is right, use repeatable()",

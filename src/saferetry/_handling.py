@@ -6,7 +6,6 @@ import datetime as dt
 import functools
 import logging
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +14,9 @@ from typing import Any, Literal
 
 from tenacity import RetryCallState, retry_if_exception
 
+from saferetry import _world
 from saferetry._budget import Budget
+from saferetry._decisions import tell
 from saferetry._identity import DerivedIds, RecordKey
 from saferetry._outcomes import WriteView
 from saferetry._policy import FullJitter, enough_time
@@ -138,7 +139,7 @@ class Handling:
         )
         if self.rules.derive_ids and self.key is not None:
             self.record.derived_ids = DerivedIds(self.key, self.rules.name, lambda: dt.datetime.now(dt.UTC))
-        started = time.monotonic()
+        started = _world.monotonic()
         self.record.enter()
         try:
             yield
@@ -151,7 +152,7 @@ class Handling:
         else:
             self.record.leave(None)
         finally:
-            self.longest = max(self.longest, time.monotonic() - started)
+            self.longest = max(self.longest, _world.monotonic() - started)
 
     def asks_again(self, exc: BaseException) -> bool:
         """Whether the user named this exception as one after which to execute again; a cancellation never is."""
@@ -160,6 +161,7 @@ class Handling:
         return isinstance(exc, self.rules.retry_on) and not isinstance(exc, (SafeRetryError, *as_tuple(self.rules.fatal)))
 
     def _refusal(self, record: Record, effect: str) -> RetryRefusedError:
+        tell("refused", self.rules.name, effect)
         return RetryRefusedError(
             f"the handler {record.label()} was not executed again: {effect}, and would be repeated. Let its writes be "
             'repeatable() where they are, write only at its end, or use guarantee "transaction"',
@@ -171,17 +173,20 @@ class Handling:
         spent = self.executions >= self.settings.max_executions
         if spent or not enough_time(self.budget.remaining(), state.upcoming_sleep, self.longest):
             self.reason = "exhausted"
+            tell("given up", self.rules.name, "executions" if spent else "budget")
             return True
-        logger.debug("%s: executed again in %.3f s", self.rules.name, state.upcoming_sleep)
+        tell("executed again", self.rules.name, wait=state.upcoming_sleep)
         return False
 
     def failure(self, exc: Exception) -> Failure:
         """Return what the recoverer is told."""
+        reason = self._reason_of(exc)
+        tell("recovered", self.rules.name, reason)
         return Failure(
             self.key,
             self.argument,
             exc,
-            self._reason_of(exc),
+            reason,
             self.executions,
             self.record.writes if self.record is not None else (),
         )

@@ -7,6 +7,7 @@ import random
 
 from tenacity import RetryCallState, wait_exponential
 
+from saferetry import _world
 from saferetry._outcomes import HISTORY_LOST, NEWER_NUMBER, Facts, Outcome, Reading, Signal, is_overload
 from saferetry._settings import Settings
 
@@ -77,7 +78,7 @@ class FullJitter(wait_exponential):
 
     def __call__(self, retry_state: RetryCallState) -> float:
         """Return the seconds to wait before the next attempt."""
-        return self._rng.uniform(0, super().__call__(retry_state))
+        return _world.uniform(self._rng, super().__call__(retry_state))
 
 
 def enough_time(remaining: float, wait: float, longest: float) -> bool:

@@ -7,13 +7,13 @@ import inspect
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 
+from saferetry import _world
 from saferetry._budget import Budget
 from saferetry._identity import DerivedIds, RecordKey
 from saferetry._outcomes import Outcome, WriteView
@@ -60,7 +60,7 @@ class Record:
         settings: Settings,
         name: str = "",
         execution: int = 1,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = _world.monotonic,
     ) -> None:
         self.key = key
         self.name = name

@@ -7,15 +7,14 @@ for threads and for asyncio; what they decide by is in ``_handling_transaction``
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pymongo
 from pymongo.errors import DuplicateKeyError, PyMongoError
 
+from saferetry import _world
 from saferetry._attempts import attempts, attempts_async
 from saferetry._execution import Execution, State, Verdict
 from saferetry._marker import TTL_KEY, index_question, is_unauthorized, says_index
@@ -78,7 +77,7 @@ def _begin(handling: TransactionHandling, execution: Execution, client: Any) -> 
     marker = handling.bind(execution, client)
     _prepare_markers(handling)
     while not handling.try_take_slot():
-        time.sleep(POLL)
+        _world.sleep(POLL)
     start = Start(handling)
     while True:
         session = open_session(client, start.address, start.patience_ms)
@@ -90,7 +89,7 @@ def _begin(handling: TransactionHandling, execution: Execution, client: Any) -> 
             if found is not None:
                 handling.skip(execution, found)
                 return
-            time.sleep(POLL)
+            _world.sleep(POLL)
             start.renew()  # no majority has it yet: a failover may have taken it back
         except PyMongoError as exc:
             if start.must_cancel(exc):
@@ -150,13 +149,13 @@ def _find_marker(handling: TransactionHandling) -> Any:
                 return marker.majority(handling.client).find_one(marker.filter)
         except PyMongoError as exc:
             handling.check_asking(exc)
-            time.sleep(POLL)
+            _world.sleep(POLL)
 
 
 def _ask(handling: TransactionHandling, error: BaseException | None) -> Verdict:
     try:
         while (found := _find_marker(handling)) is None and handling.must_ask_again():
-            time.sleep(POLL)
+            _world.sleep(POLL)
         return handling.after_asking(found, error)
     except PyMongoError:
         return handling.unanswered()
@@ -189,7 +188,7 @@ def _commit(handling: TransactionHandling, execution: Execution) -> tuple[Verdic
                 return _settle_commit(handling, exc)
             if verdict is Verdict.ASK:
                 return verdict, exc
-            time.sleep(wait)
+            _world.sleep(wait)
         except BaseException:
             handling.is_commit_unknown = True
             raise
@@ -313,8 +312,8 @@ async def _begin_async(handling: TransactionHandling, execution: Execution, clie
     """Take the slot over and insert the marker, or find that the record is done."""
     marker = handling.bind(execution, client)
     await _prepare_markers_async(handling)
-    while not handling.try_take_slot():  # noqa: ASYNC110 - other threads give it back
-        await asyncio.sleep(POLL)
+    while not handling.try_take_slot():
+        await _world.sleep_async(POLL)
     start = Start(handling)
     while True:
         session = open_session(client, start.address, start.patience_ms)
@@ -326,7 +325,7 @@ async def _begin_async(handling: TransactionHandling, execution: Execution, clie
             if found is not None:
                 handling.skip(execution, found)
                 return
-            await asyncio.sleep(POLL)
+            await _world.sleep_async(POLL)
             start.renew()  # no majority has it yet: a failover may have taken it back
         except PyMongoError as exc:
             if start.must_cancel(exc):
@@ -386,13 +385,13 @@ async def _find_marker_async(handling: TransactionHandling) -> Any:
                 return await marker.majority(handling.client).find_one(marker.filter)
         except PyMongoError as exc:
             handling.check_asking(exc)
-            await asyncio.sleep(POLL)
+            await _world.sleep_async(POLL)
 
 
 async def _ask_async(handling: TransactionHandling, error: BaseException | None) -> Verdict:
     try:
-        while (found := await _find_marker_async(handling)) is None and handling.must_ask_again():  # noqa: ASYNC110 - a server
-            await asyncio.sleep(POLL)
+        while (found := await _find_marker_async(handling)) is None and handling.must_ask_again():
+            await _world.sleep_async(POLL)
         return handling.after_asking(found, error)
     except PyMongoError:
         return handling.unanswered()
@@ -425,7 +424,7 @@ async def _commit_async(handling: TransactionHandling, execution: Execution) -> 
                 return await _settle_commit_async(handling, exc)
             if verdict is Verdict.ASK:
                 return verdict, exc
-            await asyncio.sleep(wait)
+            await _world.sleep_async(wait)
         except BaseException:
             handling.is_commit_unknown = True
             raise

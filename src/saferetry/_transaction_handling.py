@@ -16,9 +16,10 @@ from bson.errors import BSONError
 from pymongo.errors import PyMongoError, WriteConcernError
 from tenacity import RetryCallState, retry_if_exception
 
-from saferetry import _marker
+from saferetry import _marker, _world
 from saferetry._addresses import Address
 from saferetry._budget import Budget
+from saferetry._decisions import tell
 from saferetry._execution import FENCED_CODES, Execution, Lesson, State, Verdict, is_transient
 from saferetry._handling import Failure, Handling, Rules
 from saferetry._marker import Marker
@@ -97,21 +98,22 @@ class TransactionHandling(Handling):
     def _wait(self, state: RetryCallState) -> float:
         if self.last_code in FENCED_CODES:  # live executions must not go on taking over from each other
             self.fenced += 1
-            return self.rng.uniform(0, self.longest * 2.0 ** min(self.fenced, MOST_DOUBLINGS))
+            return _world.uniform(self.rng, self.longest * 2.0 ** min(self.fenced, MOST_DOUBLINGS))
         if self.is_asked_by_user:
             return super()._wait(state)
         return self.wait_after_conflict(state.attempt_number)
 
     def wait_after_conflict(self, attempt: int) -> float:
         """Return the seconds to wait after the n-th conflict: little at first, for documents that many write."""
-        return self.rng.uniform(0, min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(attempt, 10)))
+        return _world.uniform(self.rng, min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(attempt, 10)))
 
     def _stop(self, state: RetryCallState) -> bool:
         spent = self.is_asked_by_user and self.executions >= self.settings.max_executions
         if spent or not enough_time(self.budget.remaining(), state.upcoming_sleep, self.longest):
             self.reason = "exhausted"
+            tell("given up", self.rules.name, "executions" if spent else "budget")
             return True
-        logger.debug("%s: executed again in %.3f s", self.rules.name, state.upcoming_sleep)
+        tell("executed again", self.rules.name, wait=state.upcoming_sleep)
         return False
 
     @contextmanager
@@ -124,7 +126,7 @@ class TransactionHandling(Handling):
             self.key, budget=self.budget, settings=self.settings, name=self.rules.name, execution=self.executions
         )
         record.transaction = execution
-        started = time.monotonic()
+        started = _world.monotonic()
         record.enter()
         try:
             yield execution
@@ -136,7 +138,7 @@ class TransactionHandling(Handling):
         finally:
             execution.close()
             self._give_slot_back()
-            self.longest = max(self.longest, time.monotonic() - started)
+            self.longest = max(self.longest, _world.monotonic() - started)
 
     def outer_execution(self) -> Execution | None:
         """Return the transaction of a record around this one, which this one joins."""
@@ -271,6 +273,7 @@ class TransactionHandling(Handling):
             return False
         self.stored_result = self.bound_marker().check(found)
         self.is_done_before = True
+        tell("skipped", self.rules.name, "done before")
         return True
 
     @property
@@ -319,11 +322,11 @@ class TransactionHandling(Handling):
     def note_commit_without_majority(self) -> None:
         """Take note that a commit took place, which a failover may take back before a majority has it: soon, as a rule."""
         self.is_commit_unknown = True
-        self._asks_until = time.monotonic() + LAST_SECONDS
+        self._asks_until = _world.monotonic() + LAST_SECONDS
 
     def must_ask_again(self) -> bool:
         """Whether a majority may have the marker of a commit that took place in a moment."""
-        return self.is_commit_unknown and time.monotonic() < self._asks_until
+        return self.is_commit_unknown and _world.monotonic() < self._asks_until
 
     def unanswered(self) -> Verdict:
         """Return what follows where nobody answered whether the record is done: another execution may be at work on it."""
