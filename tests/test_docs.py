@@ -8,6 +8,7 @@ import inspect
 import os
 import pkgutil
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -155,6 +156,17 @@ def test_the_handler_of_the_readme_stores_the_order_and_takes_one_from_stock(mon
         module.on_order(OrderMessage())
         assert shop.orders.count_documents({"order": "A-1"}) == 1
         assert shop.stock.find_one({"sku": 7})["left"] == 9
+
+
+def test_the_pytest_example_passes(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "testing.md"
+    source = "\n\n".join(example.source for example in examples(page))
+    test = tmp_path / "test_example.py"
+    test.write_text(source, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(test)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    count = len(re.findall(r"^def test_", source, re.MULTILINE)) + 2  # one of them has three cases
+    assert f"{count} passed" in done.stdout, done.stdout
 
 
 def docstring_examples() -> list[doctest.DocTest]:

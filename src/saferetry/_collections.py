@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+import pymongo
 from pymongo.asynchronous.collection import AsyncCollection as DriverAsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase as DriverAsyncDatabase
 from pymongo.asynchronous.mongo_client import AsyncMongoClient as DriverAsyncMongoClient
@@ -18,6 +19,7 @@ from saferetry import _retry
 from saferetry._call import WriteCall
 from saferetry._driver import check_driver
 from saferetry._execution import JoinedCall
+from saferetry._foreign import is_foreign, wrap_foreign
 from saferetry._methods import GUARDED, Kind, Method
 from saferetry._seam import (
     ASYNC_DRIVER_TYPES,
@@ -26,6 +28,7 @@ from saferetry._seam import (
     execution_of,
     fetch_in,
     guard_of,
+    guarded_client,
     install_guard,
 )
 from saferetry._settings import Settings
@@ -191,6 +194,15 @@ class MongoClient(DriverMongoClient[Document]):
 
     else:
 
+        def __new__(cls, *args: Any, saferetry: Settings | None = None, **kwargs: Any) -> Any:
+            patched = pymongo.MongoClient
+            if cls is MongoClient and patched is not DriverMongoClient and patched.__module__.startswith("mongomock."):
+                client = patched(*args, **kwargs)  # inside mongomock.patch()
+                if not isinstance(client, DriverMongoClient):
+                    return wrap(client, saferetry)
+                client.close()  # on_new="pymongo": a real server
+            return super().__new__(cls)
+
         def __init__(self, *args: Any, saferetry: Settings | None = None, **kwargs: Any) -> None:
             settings = _settings_for_new_client(saferetry)
             super().__init__(*args, **_with_socket_timeout(settings, args, kwargs))
@@ -340,10 +352,11 @@ async def _fetch_async(client: Any, fetch: Callable[..., Any], operation: Any, a
 
 
 def wrap(client: Client, settings: Settings | None = None) -> Client:
-    """Guard an existing PyMongo client in place and return it.
+    """Guard an existing PyMongo client in place and return it; of a mongomock client return a guarded proxy.
 
     Args:
-        client: A ``pymongo.MongoClient`` or ``pymongo.AsyncMongoClient``, or an instance of a subclass of one.
+        client: A ``pymongo.MongoClient`` or ``pymongo.AsyncMongoClient``, or an instance of a subclass of one; or a
+            ``mongomock.MongoClient``, for tests (docs/testing.md).
         settings: Its settings; else those of the environment.
 
     Example:
@@ -354,12 +367,14 @@ def wrap(client: Client, settings: Settings | None = None) -> Client:
         ConfigurationError: It is not a PyMongo client, or is guarded already with other settings.
         DriverMismatchError: The installed PyMongo is not one that saferetry knows.
     """
-    if not isinstance(client, (DriverMongoClient, DriverAsyncMongoClient)):
+    if not (isinstance(client, (DriverMongoClient, DriverAsyncMongoClient)) or is_foreign(client)):
         raise ConfigurationError(f"wrap: {type(client).__name__} is not a PyMongo client; give a pymongo.MongoClient")
-    if "_saferetry_guard" in vars(client):
+    if guarded_client(client) is not None:
         if settings is not None and settings != guard_of(client).settings:
             raise ConfigurationError("wrap: this client is guarded already; give its settings when it is made")
         return client
+    if is_foreign(client):
+        return wrap_foreign(client, _settings_for_new_client(settings))  # type: ignore[no-any-return]  # a proxy of the client
     install_guard(client, _settings_for_new_client(settings))
     own_type: Any = type(client)
     client.__class__ = _GUARDED_TYPES.get(own_type) or _guarded_subclass(own_type)

@@ -12,6 +12,7 @@ from saferetry import _process, _transaction
 from saferetry._budget import Budget
 from saferetry._handling import BudgetOf, Exceptions, Failure, Handling, KeyOf, Rules, as_tuple
 from saferetry._identity import RecordKey
+from saferetry._seam import guarded_client
 from saferetry._transaction_handling import TransactionHandling
 from saferetry.errors import ConfigurationError
 
@@ -111,7 +112,7 @@ def handler(
         raise ConfigurationError(
             "handler: a Budget counts from its making, here once for all records: give seconds, or a callable that makes one"
         )
-    if client is not None and "_saferetry_guard" not in getattr(client, "__dict__", {}):
+    if client is not None and (client := guarded_client(client)) is None:
         raise ConfigurationError("handler: client= must be a saferetry.MongoClient, AsyncMongoClient or a wrapped client")
     if not (key is None or callable(key)):
         key = RecordKey.of(key)

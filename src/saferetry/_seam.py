@@ -8,6 +8,7 @@
   command gets its limit, its tag and its statement id there, and the send is counted.
 - ``MongoClient._run_operation``: called for every batch that a cursor fetches, to see its errors inside a record's transaction.
 - ``_Bulk`` and the requests' ``_add_to_bulk``: the driver's own validation and statements of a bulk, before it is cut.
+- ``OperationFailure.__details``: given to errors that a server in memory makes.
 - ``_csot.get_timeout`` and ``remaining``: whether ``timeoutMS`` or ``pymongo.timeout`` is in force, and what is left of it.
 """
 
@@ -27,6 +28,7 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.asynchronous.mongo_client import AsyncMongoClient
+from pymongo.errors import OperationFailure
 from pymongo.operations import InsertOne
 from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
@@ -106,6 +108,11 @@ def request_values(request: Any) -> dict[str, Any]:
     return {name: getattr(request, name, None) for name in slots}
 
 
+def give_details(error: OperationFailure, details: Mapping[str, Any]) -> None:
+    """Give an error that was made without details some; its text, which the driver would make of them, stays."""
+    error._OperationFailure__details = details  # type: ignore[attr-defined]  # the name of `__details` in there
+
+
 # a driver call of ours
 
 
@@ -168,8 +175,13 @@ _DRIVER_CALL: ContextVar[DriverCall | None] = ContextVar("saferetry_driver_call"
 
 def in_driver_call() -> bool:
     """Whether a guarded method is just now calling the driver, so that what it calls in turn is not another call."""
+    return announced_call() is not None
+
+
+def announced_call() -> DriverCall | None:
+    """Return the driver call that a guarded method is making, or None."""
     call = _DRIVER_CALL.get()
-    return call is not None and not call.done
+    return call if call is not None and not call.done else None
 
 
 # sessions
@@ -255,7 +267,9 @@ def adopt_session(client: Any, session: Any) -> None:
 
 
 def raw_database(client: Any, name: str) -> Any:
-    """Return the driver's own database, past the guarded methods."""
+    """Return the driver's own database, past the guarded methods; a stand-in (``_stand_ins``) makes its own."""
+    if (make := getattr(type(client), "_saferetry_raw_database", None)) is not None:
+        return make(client, name)
     return (AsyncDatabase if isinstance(client, AsyncMongoClient) else Database)(client, name)
 
 
@@ -279,7 +293,8 @@ def open_session(client: Any, address: Address, cap_ms: int | None) -> Any:
         cap_ms: The longest ``maxTimeMS`` of its commands until ``let_join``.
     """
     session = client.start_session(causal_consistency=False)
-    session.__class__ = _GUARDED_SESSIONS[type(session)]
+    if (guarded := _GUARDED_SESSIONS.get(type(session))) is not None:  # a stand-in's is ours anyway
+        session.__class__ = guarded
     session._server_session = PinnedServerSession(address)
     session._saferetry_cap = cap_ms
     return session
@@ -508,6 +523,13 @@ def guard_of(client: Any) -> Guard:
     return client._saferetry_guard  # type: ignore[no-any-return]
 
 
+def guarded_client(client: Any) -> Any:
+    """Return a client as records know it: itself, the stand-in of one that is not PyMongo's, or None if it is not guarded."""
+    if (stand_in := getattr(type(client), "_saferetry_stand_in", None)) is not None:
+        return stand_in(client)
+    return client if "_saferetry_guard" in getattr(client, "__dict__", {}) else None
+
+
 def install_guard(client: Any, settings: Settings) -> None:
     """Put a guard on a client.
 
@@ -548,7 +570,7 @@ def cancel(client: Any, address: Address) -> None:
 def _cancel(client: Any, address: Address) -> None:
     try:
         with pymongo.timeout(CANCEL_SECONDS):
-            Database(client, "admin").command("killSessions", [address.session_id])
+            raw_database(client, "admin").command("killSessions", [address.session_id])
     except Exception as exc:  # noqa: BLE001 - cancelling is a service on top: the write's own error must leave
         _log_uncancelled(exc)
 
@@ -557,7 +579,7 @@ async def cancel_async(client: Any, address: Address) -> None:
     """Stop what runs or waits on the server under an address of ours; failures are logged."""
     try:
         with pymongo.timeout(CANCEL_SECONDS):
-            await AsyncDatabase(client, "admin").command("killSessions", [address.session_id])
+            await raw_database(client, "admin").command("killSessions", [address.session_id])
     except Exception as exc:  # noqa: BLE001 - cancelling is a service on top: the write's own error must leave
         _log_uncancelled(exc)
 

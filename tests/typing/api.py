@@ -38,6 +38,7 @@ from saferetry import (
     propagate,
     record,
     repeatable,
+    testing,
     wrap,
 )
 
@@ -284,3 +285,23 @@ def errors(exc: saferetry.errors.SafeRetryError) -> None:
     report: CallReport | None = getattr(exc, "saferetry", None)
     if report is not None:
         assert_type(report.waits, tuple[float, ...])
+
+
+# testing
+
+
+def tests_of_users(raw: pymongo.MongoClient[Document]) -> None:
+    client = testing.mock_client("mongodb://localhost/shop", Settings(), tz_aware=True)
+    testing.faults(client).lose_reply("insert_one", collection="orders", times=2, after=1)
+    assert_type(testing.faults(client).pending, int)
+    with testing.fixed_time(seed=1) as clock:
+        assert_type(clock, testing.Clock)
+        assert_type(clock.waits, list[float])
+    with testing.recorded() as recorder:
+        assert_type(recorder.of("resent"), list[testing.Decided])
+    with testing.fake_record(("orders", 0, 17), execution=2, writes=()) as current:
+        assert_type(current, Record)
+    recorder.of("sent")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    testing.faults(client).lose_reply(times="2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    testing.fake_record(17)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    testing.mock_client(settings={})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
