@@ -12,11 +12,11 @@ import bson
 import pytest
 from pymongo.errors import AutoReconnect
 
-from saferetry import RecordKey, Settings, record
-from saferetry.errors import RetryRefusedError
+from saferetry import RecordKey, Settings, record, repeatable
+from saferetry.errors import RetryRefusedError, UnprotectedWriteError
 from tests.ecosystem.libraries import LIBRARIES, Connection, Library
 from tests.support import Mongod, random_name
-from tests.support.driving import QUICK, Api, ProxyFactory, RawClient, done
+from tests.support.driving import QUICK, Api, ProxyFactory, RawClient, done, quick
 
 KEY = RecordKey("orders", 0, 7, group="g", digest=b"content")
 MARKERS = "saferetry_records"
@@ -170,3 +170,23 @@ async def test_a_handler_that_has_written_is_not_executed_again_by_guarantee_pro
             await done(handler(7))
     assert executions == [7]
     assert stored(admin, name) == plain[1]
+
+
+WITH_DELETE_MANY = ("mongoengine", "GridFS", "GridFSBucket", "AsyncGridFS", "AsyncGridFSBucket")
+
+
+@every_library
+async def test_under_strict_it_makes_its_indexes_as_repeatable_writes_and_works_if_no_write_of_it_is_unprotected(
+    library: Library, admin: RawClient, mongod: Mongod, name: str, plain: Any
+) -> None:
+    async with AsyncExitStack() as stack:
+        with record("start"), repeatable():
+            connection = Connection(mongod.uri, name, settings=quick(strict=True))
+            opened = await stack.enter_async_context(library.open(connection))
+        with record(KEY):
+            if str(library) in WITH_DELETE_MANY:
+                with pytest.raises(UnprotectedWriteError, match="delete_many on .* cannot be protected"):
+                    await done(opened.work())
+                return
+            result = await done(opened.work())
+    assert (result, stored(admin, name)) == plain
