@@ -65,20 +65,21 @@ def _play(chosen: argparse.Namespace, cells: Sequence[Cell], file: Path) -> list
     found = results.load(file)
     suites = [suite for suite in SUITES if not chosen.suite or suite in chosen.suite]
     commit = _commit()
+    wanted = {
+        cell: [suite for suite in suites if not chosen.missing or not ((row := found.get((cell, suite))) and row.is_good)]
+        for cell in cells
+    }
+    setups = {cell: _setup(cell, chosen.folder) for cell in cells if wanted[cell]}  # all of them before hours are spent
     played = []
-    for cell in cells:
-        wanted = [suite for suite in suites if not chosen.missing or not ((row := found.get((cell, suite))) and row.is_good)]
-        setup = _setup(cell, chosen.folder) if wanted else None
-        for suite in wanted:
-            assert setup is not None
+    for cell, setup in setups.items():
+        for suite in wanted[cell]:
             log = chosen.folder / "logs" / f"{cell.driver}-{cell.server}-{cell.python}-{suite}.log"
             row = run(setup, cell, suite, log=log, workers=chosen.workers, reruns=chosen.reruns, commit=commit)
             print(f"{cell}, {suite}: {row.passed} passed, {row.failed} failed, {row.seconds:.0f} s", flush=True)
             for line in [] if row.is_good else [*_failures(log), f"see {log}"]:
                 print(f"  {line}", flush=True)
             played.append(row)
-            found = {**results.load(file), (cell, suite): row}
-            results.save(file, found.values())
+            results.save(file, {**results.load(file), (cell, suite): row}.values())
     return played
 
 
