@@ -35,7 +35,6 @@ RELEVANT = (
     "monitoring",
     "operation_id_retry",
     "pooling",
-    "pymongo",
     "raw_bson*",
     "read_concern",
     "read_preferences",
