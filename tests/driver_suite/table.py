@@ -96,10 +96,13 @@ class Table:
         yield ""
         yield "| file | PyMongo's |" + "".join(f" {mode.value} |" for mode in MODES)
         yield "|---|---|" + "---|" * len(MODES)
-        for file in sorted({file for file, _ in rows}):
-            raw = next(row.raw for (of_file, _), row in rows.items() if of_file == file)
+        raw_by_file = {file: row.raw for (file, _), row in sorted(rows.items(), key=lambda item: item[0][0])}
+        for file, raw in raw_by_file.items():
             cells = [str(rows[file, mode].ours) if (file, mode) in rows else "" for mode in MODES]
-            yield f"| `{file}` | {raw} |" + "".join(f" {cell} |" for cell in cells)
+            if raw:
+                yield f"| `{file}` | {raw} |" + "".join(f" {cell} |" for cell in cells)
+        if silent := [f"`{file}`" for file, raw in raw_by_file.items() if not raw]:
+            yield from ("", f"Whole files that skip with PyMongo's clients too (one node of this server): {', '.join(silent)}.")
 
 
 def _causes(mode: Side, rows: Sequence[Row]) -> Iterator[str]:
