@@ -7,7 +7,7 @@ its own, so that an acknowledged one is never sent again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -109,7 +109,7 @@ class Inserted:
         """
         self.are_derived = derive is not None
         for position, document in self.documents.items():
-            if isinstance(document, RawBSONDocument) or not hasattr(document, "__setitem__"):
+            if isinstance(document, RawBSONDocument) or not isinstance(document, MutableMapping):
                 continue  # the server makes it, or the driver refuses the document
             if "_id" not in document:
                 made = earlier.get(position) or (derive(document) if derive is not None else ObjectId())

@@ -13,7 +13,7 @@ from bson import ObjectId
 import saferetry
 from saferetry import Failure, RecordKey, current_record, testing
 from saferetry.errors import SafeRetryError
-from tests.mocks.scripts import Lost, Script, each_script
+from tests.mocks.scripts import Lost, Script, each_script, insert_some
 from tests.support import Mongod, Proxy
 from tests.support.driving import OPTIONS, RawClient, short_heartbeats
 
@@ -118,5 +118,9 @@ def in_memory(script: Script, name: str) -> Any:
 
 
 @each_script
-def test_a_record_ends_in_memory_as_on_a_server(script: Script, on_a_server: Any, database_name: str) -> None:
-    assert in_memory(script, database_name) == on_a_server(script)
+def test_a_record_ends_in_memory_as_on_a_server(script: Script, on_a_server: Any, database_name: str, mongod: Mongod) -> None:
+    (memory, left_in_memory), (server, left_on_server) = in_memory(script, database_name), on_a_server(script)
+    if script.work is insert_some and mongod.version.startswith("4."):
+        del memory["writes"], server["writes"]  # such a server forgets errors: each statement is asked again
+    assert memory == server
+    assert left_in_memory == left_on_server

@@ -291,7 +291,7 @@ def test_a_document_with_an_id_keeps_it_and_is_not_protected_by_it() -> None:
     assert inserted.made_ids == {}
 
 
-@pytest.mark.parametrize("document", [RawBSONDocument(bson.encode({"a": 1})), 7, None, "text"])
+@pytest.mark.parametrize("document", [RawBSONDocument(bson.encode({"a": 1})), 7, None, "text", [], ["a"], [("a", 1)]])
 def test_what_takes_no_id_is_left_alone(document: Any) -> None:
     inserted = Inserted({0: document})
     inserted.make_ids({})
