@@ -81,10 +81,8 @@ class StandInCollection(Collection[Any]):
         return self
 
     def create_index(self, *args: Any, **kwargs: Any) -> Any:
-        """Make an index; a limit of saferetry's own is left out."""
-        if self._saferetry_is_own:
-            kwargs.pop("maxTimeMS", None)
-        return _run(self, "create_index", args, kwargs)
+        """Make an index; not one that lets markers expire, for which mongomock would look at its clock in every call."""
+        return None if self._saferetry_is_own else _run(self, "create_index", args, kwargs)
 
     def find(self, *args: Any, **kwargs: Any) -> Any:
         """Return a cursor; one of saferetry's own with the driver's ``to_list``."""
