@@ -19,8 +19,8 @@ class Decided:
 
     Attributes:
         what: "resent" (a call, as the same write), "executed again" (a handler), "given up" (attempts, executions or time are
-            spent), "refused" (it could take effect twice), "skipped" (the record was done before), "recovered" (the recoverer
-            has the record).
+            spent), "refused" (it could take effect twice, or cannot be protected or undone), "skipped" (the record was done
+            before), "recovered" (the recoverer has the record).
         subject: The method on its namespace, or the handler's name.
         reason: Why, where there is more to say.
         wait: Seconds waited before.

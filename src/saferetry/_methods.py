@@ -19,6 +19,7 @@ from pymongo.results import InsertOneResult
 
 from saferetry._arguments import Parameters
 from saferetry._call import Target, Terms, WriteCall
+from saferetry._decisions import tell
 from saferetry._execution import JoinedCall, Statement
 from saferetry._identity import canonical, without_moments
 from saferetry._limits import READ_COMMANDS, writes
@@ -162,7 +163,7 @@ class Method:
         foreign = _session_of(client, arguments) is not None
         if is_read:
             invoke = functools.partial(self.original, owner, *args, **kwargs)
-            return None if foreign else ReadCall(record, client, guard, invoke)
+            return None if foreign else ReadCall(record, client, guard, invoke, lambda: self._subject(owner))
         target = Target(owner, client, guard, _namespace_of(owner))
         terms = Terms(self.kind not in _UNNUMBERED, _is_acknowledged(owner, arguments), foreign)
         self._check(target, terms, arguments)
@@ -207,10 +208,14 @@ class Method:
         elif not is_read and not _is_acknowledged(owner, arguments):
             reason = "write concern 0 asks nobody whether it was applied"
         if reason:
+            tell("refused", self._subject(owner), reason)
             raise ConfigurationError(
-                f"{self.name} on {_namespace_of(owner)} cannot join the record's transaction ({reason}), and beside it would "
+                f"{self._subject(owner)} cannot join the record's transaction ({reason}), and beside it would "
                 "wait for it or be repeated with it: call it before or after the handler"
             )
+
+    def _subject(self, owner: Any) -> str:
+        return f"{self.name} on {_namespace_of(owner)}"
 
     def _reads(self, arguments: Mapping[str, Any]) -> bool:
         if self.kind is Kind.PIPELINE:
@@ -235,8 +240,9 @@ class Method:
             )
         reason = self._why_unprotected(terms, arguments)
         if reason and target.guard.settings.strict and not is_repeatable():
+            tell("refused", self._subject(target.owner), reason)
             raise UnprotectedWriteError(
-                f"{self.name} on {target.namespace} cannot be protected ({reason}), which strict refuses; "
+                f"{self._subject(target.owner)} cannot be protected ({reason}), which strict refuses; "
                 "wrap it in repeatable() if running it twice is right"
             )
         if not terms.acknowledged:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tenacity import RetryCallState, retry_if_exception
 
+from saferetry._decisions import tell
 from saferetry._outcomes import read
 from saferetry._policy import FullJitter, enough_time, is_passing
 from saferetry._record import Record
@@ -24,12 +25,14 @@ class ReadCall:
         client: Its client.
         guard: The client's guard.
         invoke: Makes the driver call.
+        subject: Says what is read, for the log.
     """
 
     record: Record
     client: Any
     guard: Guard
     invoke: Callable[[], Any]
+    subject: Callable[[], str]
 
     def controls(self) -> dict[str, Any]:
         """Return tenacity's rules."""
@@ -37,6 +40,7 @@ class ReadCall:
             "retry": retry_if_exception(lambda exc: is_passing(read(exc))),
             "stop": self._must_stop,
             "wait": FullJitter(self.guard.settings, self.guard.rng),
+            "before_sleep": lambda state: tell("resent", self.subject(), wait=state.upcoming_sleep),
             "reraise": True,
         }
 

@@ -16,7 +16,7 @@ from pymongo.errors import AutoReconnect, ExecutionTimeout, ServerSelectionTimeo
 
 from saferetry import Budget, Outcome, RecordKey, Settings, WriteView, current_record, handler, record, repeatable, testing
 from saferetry import _world as world
-from saferetry.errors import ConfigurationError, RetryRefusedError
+from saferetry.errors import ConfigurationError, RetryRefusedError, UnprotectedWriteError
 
 SLOW = Settings(backoff_base_ms=1_000, backoff_cap_ms=10_000)
 
@@ -129,6 +129,25 @@ def test_a_resend_and_a_refusal_are_decisions(client: Any) -> None:
         ("resent", "insert_one on db.c", ""),
         ("refused", "update_many on db.c", "refused"),
         ("refused", "update_many on db.c", "outcome unknown"),
+    ]
+
+
+def test_a_read_that_is_sent_again_and_what_cannot_join_are_decisions(client: Any) -> None:
+    testing.faults(client).lose_reply("find_one")
+    strict = testing.mock_client(settings=Settings(strict=True))
+    with testing.fixed_time(), testing.recorded() as recorder:
+        with record("r"):
+            client.db.c.find_one()
+            with pytest.raises(UnprotectedWriteError):
+                strict.db.c.delete_many({})
+        with pytest.raises(ConfigurationError):
+            handler(key="k", name="h", guarantee="transaction", client=client, digest=lambda _: b"x")(
+                lambda _: client.db.c.drop()
+            )(1)
+    assert [(decided.what, decided.subject, decided.reason) for decided in recorder.decisions] == [
+        ("resent", "find_one on db.c", ""),
+        ("refused", "delete_many on db.c", "the server does not number it"),
+        ("refused", "drop on db.c", "MongoDB does not run it in a transaction"),
     ]
 
 
