@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import pymongo
 from pymongo.asynchronous.collection import AsyncCollection as DriverAsyncCollection
 from pymongo.asynchronous.database import AsyncDatabase as DriverAsyncDatabase
 from pymongo.asynchronous.mongo_client import AsyncMongoClient as DriverAsyncMongoClient
@@ -19,7 +18,7 @@ from saferetry import _retry
 from saferetry._call import WriteCall
 from saferetry._driver import check_driver
 from saferetry._execution import JoinedCall
-from saferetry._foreign import is_foreign, wrap_foreign
+from saferetry._foreign import is_foreign, patched_client, wrap_foreign
 from saferetry._methods import GUARDED, Kind, Method
 from saferetry._seam import (
     ASYNC_DRIVER_TYPES,
@@ -195,9 +194,9 @@ class MongoClient(DriverMongoClient[Document]):
     else:
 
         def __new__(cls, *args: Any, saferetry: Settings | None = None, **kwargs: Any) -> Any:
-            patched = pymongo.MongoClient
-            if cls is MongoClient and patched is not DriverMongoClient and patched.__module__.startswith("mongomock."):
-                client = patched(*args, **kwargs)  # inside mongomock.patch()
+            make = patched_client() if cls is MongoClient else None
+            if make is not None:  # inside mongomock.patch()
+                client = make(*args, **kwargs)
                 if not isinstance(client, DriverMongoClient):
                     return wrap(client, saferetry)
                 client.close()  # on_new="pymongo": a real server

@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import pymongo
 import wrapt
+from pymongo.synchronous.mongo_client import MongoClient
 
 from saferetry import _retry
 from saferetry._call import Target, Terms, WriteCall
@@ -143,6 +145,13 @@ def is_foreign(client: Any) -> bool:
     """Whether it is a mongomock client, wrapped or not; mongomock is not imported for that."""
     mongomock = sys.modules.get("mongomock")
     return mongomock is not None and isinstance(client, mongomock.MongoClient)
+
+
+def patched_client() -> Any:
+    """Return what stands for ``pymongo.MongoClient`` inside ``mongomock.patch()``, or None outside."""
+    current: Any = pymongo.MongoClient
+    is_patched = current is not MongoClient and str(getattr(current, "__module__", "")).startswith("mongomock.")
+    return current if is_patched else None
 
 
 def wrap_foreign(mock: Any, settings: Settings) -> Any:

@@ -32,7 +32,6 @@ WIRE_VERSION = 21  # server 7.0
 _TRANSIENT = ("TransientTransactionError",)
 _UNKNOWN_COMMIT = ("UnknownTransactionCommitResult", "RetryableWriteError")
 _MANY = ("insert_many", "update_many", "delete_many", "bulk_write")
-_SENDS = {Point.BEFORE_SENDING: 0, Point.SERVER: 1}
 _WRITE_CONFLICT, _OLD_NUMBER, _USED_NUMBER, _NO_TRANSACTION, _DUPLICATE = 112, 225, 117, 251, 11000
 
 
@@ -97,8 +96,6 @@ class MemorySession:
         self.in_transaction = False
         if fault is None or fault.point is Point.REPLY:
             self._memory.commit(self)
-        elif fault.point is Point.SERVER:
-            self._memory.abort(self)
         if fault is not None:
             raise _labelled(fault.make(), _UNKNOWN_COMMIT)
 
@@ -262,8 +259,16 @@ def _announce(call: DriverCall | None, fault: Fault | None) -> None:
     if call is None or not call.is_write:
         return
     call.lent, call.wire_version, call.numbered = True, WIRE_VERSION, _is_numbered(call)
-    driver_sends = 2 if fault is not None and call.numbered else 1  # the driver's own resend is lost as well
-    call.sends += driver_sends if fault is None else _SENDS.get(fault.point, driver_sends)
+    call.sends += 1 if fault is None else _sends_of(fault, numbered=call.numbered)
+
+
+def _sends_of(fault: Fault, *, numbered: bool) -> int:
+    """Return how often the driver sends a write that fails: where it resends by itself, that fails as well."""
+    if fault.point is Point.BEFORE_SENDING:
+        return 0
+    error = fault.make()
+    is_retried = fault.point is not Point.SERVER or error.has_error_label("RetryableWriteError")
+    return 2 if numbered and is_retried else 1
 
 
 def _was_refused_by_the_driver(error: Exception | None) -> bool:

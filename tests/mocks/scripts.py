@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 from pymongo import DeleteMany, InsertOne, ReturnDocument
-from pymongo.errors import DuplicateKeyError, PyMongoError
+from pymongo.errors import DuplicateKeyError, ExecutionTimeout, OperationFailure, PyMongoError
 from pymongo.write_concern import WriteConcern
 
 import saferetry
@@ -43,12 +43,38 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """Be errors that the server answers with.
+
+    Attributes:
+        method: The method they are for.
+        command: The command that it sends.
+        code: The error's code.
+        labels: Its labels.
+        sends: Commands that one call of the driver's makes before it gives up.
+        times: Calls of the driver's that fail.
+    """
+
+    method: str
+    command: str
+    code: int
+    labels: Sequence[str] = ()
+    sends: int = 1
+    times: int = 1
+
+    def error(self) -> OperationFailure:
+        """Make it, as the driver does."""
+        make = {50: ExecutionTimeout, 11000: DuplicateKeyError}.get(self.code, OperationFailure)
+        return make("failed", self.code, {"ok": 0.0, "code": self.code, "errorLabels": list(self.labels)})
+
+
+@dataclass(frozen=True)
 class Script:
     """Be one handler, how often its record is delivered, and what is lost meanwhile."""
 
     name: str
     work: Work
-    lost: Lost | None = None
+    lost: Lost | Answered | None = None
     deliveries: Sequence[RecordKey] = (KEY,)
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Settings = QUICK
@@ -297,6 +323,9 @@ def unacknowledged(database: Any) -> Any:
     database.orders.find_one()  # on the same connection, hence after it
 
 
+RETRYABLE = ("RetryableWriteError",)
+TRANSIENT = ("TransientTransactionError",)
+UNKNOWN_COMMIT = ("UnknownTransactionCommitResult",)
 OTHER_CONTENT = RecordKey("events", 0, 7, group="g", digest=b"other content")
 OTHER_POSITION = RecordKey("events", 0, 8, group="g", digest=b"content")
 RETRIED: dict[str, Any] = {"retry_on": ImpatientError}
@@ -372,6 +401,35 @@ SCRIPTS = [
             (estimate, two_orders, IN_TRANSACTION),
             (out, two_orders, IN_TRANSACTION),
             (unacknowledged, two_orders, IN_TRANSACTION),
+        )
+    ),
+    *(
+        Script(f"{work.__name__}: code {answered.code}", work, answered, before=two_orders)
+        for work, answered in (
+            (increase, Answered("update_one", "update", 112)),
+            (increase, Answered("update_one", "update", 50)),
+            (increase, Answered("update_one", "update", 50, times=9)),
+            (increase, Answered("update_one", "update", 262, RETRYABLE, sends=2)),
+            (increase, Answered("update_one", "update", 13)),
+            (insert, Answered("insert_one", "insert", 14)),
+            (insert, Answered("insert_one", "insert", 16500)),
+            (insert_many, Answered("insert_many", "insert", 11601)),
+            (delete, Answered("delete_one", "delete", 24)),
+            (find_and_increase, Answered("find_one_and_update", "findAndModify", 8000)),
+            (update_many, Answered("update_many", "update", 112)),
+            (update_many, Answered("update_many", "update", 13)),
+        )
+    ),
+    *(
+        Script(f"transaction: {answered.command}: code {answered.code}", move, answered, before=two_orders, options=STORED)
+        for answered in (
+            Answered("update_one", "update", 112, TRANSIENT),
+            Answered("delete_many", "delete", 50),
+            Answered("delete_many", "delete", 251, TRANSIENT),
+            Answered("count_documents", "aggregate", 11601),
+            Answered("commit_transaction", "commitTransaction", 112, TRANSIENT),
+            Answered("commit_transaction", "commitTransaction", 50, UNKNOWN_COMMIT),
+            Answered("commit_transaction", "commitTransaction", 13),
         )
     ),
     Script("transaction: another content", insert, deliveries=(KEY, OTHER_CONTENT), options=STORED),

@@ -205,6 +205,12 @@ def test_inside_patch_real_clients_stay_real() -> None:
             assert type(client) is saferetry.MongoClient
 
 
+def test_another_patch_is_none_of_our_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pymongo, "MongoClient", lambda *_: pytest.fail("called"))
+    with saferetry.MongoClient[Any](connect=False) as client:
+        assert type(client) is saferetry.MongoClient
+
+
 def test_a_subclass_is_not_patched(patched: None) -> None:
     class OwnClient(saferetry.MongoClient[Any]):
         pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,9 @@ from bson import ObjectId
 import saferetry
 from saferetry import Failure, RecordKey, current_record, testing
 from saferetry.errors import SafeRetryError
-from tests.mocks.scripts import Lost, Script, each_script, insert_some
+from saferetry.lab.failpoints import fail_command
+from saferetry.lab.proxy import Mode
+from tests.mocks.scripts import Answered, Lost, Script, each_script, insert_some
 from tests.support import Mongod, Proxy
 from tests.support.driving import OPTIONS, RawClient, short_heartbeats
 
@@ -82,26 +84,33 @@ def on_a_server(mongod: Mongod, admin: RawClient, database_name: str) -> Iterato
             script.before(admin[database_name])
             proxy = stack.enter_context(Proxy(mongod.port))
             settings = replace(script.settings, marker_database=database_name)
-            client = stack.enter_context(saferetry.MongoClient[Any](proxy.uri(**OPTIONS), saferetry=settings))
+            client = stack.enter_context(
+                saferetry.MongoClient[Any](proxy.uri(**OPTIONS, appName=database_name), saferetry=settings)
+            )
             client.admin.command("ping")
-            if script.lost is not None:
-                arm(proxy, script.lost)
-            seen = played(script, client, database_name)
-            if script.lost is not None and script.lost.what == "reply":
-                assert proxy.hits == script.lost.times * script.lost.sends
+            with failing(admin, proxy, database_name, script.lost):
+                seen = played(script, client, database_name)
             return seen, left(admin[database_name])
 
         yield play
 
 
-def arm(proxy: Proxy, lost: Lost) -> None:
-    proxy.arm(
-        lost.collection.encode() or None,
-        "close" if lost.what == "reply" else "cut",
-        lost.times * lost.sends,
-        command=lost.command,
-        skip=lost.after,
-    )
+@contextmanager
+def failing(admin: RawClient, proxy: Proxy, app_name: str, lost: Lost | Answered | None) -> Iterator[None]:
+    """Let a server or the way to it fail."""
+    if isinstance(lost, Answered):
+        data = {"errorCode": lost.code, "errorLabels": list(lost.labels)}
+        times = lost.times * lost.sends
+        with fail_command(admin, app_name=app_name, commands=[lost.command], times=times, **data):
+            yield
+        return
+    if lost is not None:
+        times = lost.times * lost.sends
+        mode: Mode = "close" if lost.what == "reply" else "cut"
+        proxy.arm(lost.collection.encode() or None, mode, times, command=lost.command, skip=lost.after)
+    yield
+    if lost is not None and lost.what == "reply":
+        assert proxy.hits == lost.times * lost.sends
 
 
 def in_memory(script: Script, name: str) -> Any:
@@ -109,11 +118,14 @@ def in_memory(script: Script, name: str) -> Any:
     script.before(client[name])
     lost = script.lost
     faults = testing.faults(client)
-    if lost is not None:
+    if isinstance(lost, Answered):
+        faults.answer(lost.error(), lost.method, times=lost.times)
+    elif lost is not None:
         lose = faults.lose_reply if lost.what == "reply" else faults.lose_request
         lose(lost.method, collection=lost.collection, times=lost.times, after=lost.after)
     seen = played(script, client, name)
-    assert faults.pending == 0
+    if not isinstance(lost, Answered):
+        assert faults.pending == 0
     return seen, left(client[name])
 
 
