@@ -12,7 +12,21 @@ from typing import Any
 
 from pymongo.errors import DuplicateKeyError
 
+from saferetry.errors import DriverMismatchError
+
 Name = tuple[str, str]  # database and collection
+
+
+def store_of(client: Any) -> Any:
+    """Return what a mongomock client's server holds.
+
+    Raises:
+        DriverMismatchError: It is not held in the way that this module knows.
+    """
+    store = vars(client).get("_store")
+    if store is None or "_documents" not in vars(type(store)()["any"]["any"]):
+        raise DriverMismatchError("this mongomock lacks MongoClient._store or CollectionStore._documents: install 4.3")
+    return store
 
 
 class Copy:
@@ -24,7 +38,7 @@ class Copy:
     """
 
     def __init__(self, client: Any, only: Name | None = None) -> None:
-        self._origin = client._store
+        self._origin = store_of(client)
         store = type(self._origin)()
         for name, collection in _collections(self._origin):
             if only in (None, name):

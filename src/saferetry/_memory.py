@@ -24,7 +24,7 @@ from pymongo.errors import (
 from pymongo.operations import InsertOne
 from pymongo.results import BulkWriteResult, DeleteResult, InsertManyResult, InsertOneResult, UpdateResult
 
-from saferetry._copies import Copy, contents, duplicate_of
+from saferetry._copies import Copy, contents, duplicate_of, store_of
 from saferetry._faults import Fault, Faults, Point
 from saferetry._seam import SCOPE, DriverCall, announced_call, give_details, inserted_document
 
@@ -142,8 +142,12 @@ class Memory:
 
     @classmethod
     def of(cls, client: Any) -> Memory:
-        """Return the one of a mongomock client's server, which other clients may share (``mongomock.patch``)."""
-        memory: Memory = vars(client._store).setdefault("_saferetry_memory", cls(client))
+        """Return the one of a mongomock client's server, which other clients may share (``mongomock.patch``).
+
+        Raises:
+            DriverMismatchError: This mongomock is not one that saferetry knows.
+        """
+        memory: Memory = vars(store_of(client)).setdefault("_saferetry_memory", cls(client))
         return memory
 
     def run(self, place: Place, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -181,9 +185,9 @@ class Memory:
         """Make a call, unless it is a write that is remembered; return what gives its result or raises its error."""
         # In records a duplicate is told of as a server does: saferetry decides by it.
         teller = self.client if call is not None else None
-        if call is None or not _is_numbered(call) or call.address is None:
-            return _answer(mock, request, teller)
         with self._lock:
+            if call is None or not _is_numbered(call) or call.address is None:
+                return _answer(mock, request, teller)
             answers = self._answers[bytes(call.address.session_id["id"])]
             answer = answers.find(int(call.address.number), call.statement_id)
             if answer is None:

@@ -19,7 +19,7 @@ from pymongo.errors import AutoReconnect, DuplicateKeyError
 import saferetry
 from saferetry import Outcome, Settings, handler, record, testing, wrap
 from saferetry._methods import GUARDED
-from saferetry.errors import ConfigurationError, TakenOverError, UnprotectedWriteError
+from saferetry.errors import ConfigurationError, DriverMismatchError, TakenOverError, UnprotectedWriteError
 from tests.support.driving import QUICK, quick
 
 
@@ -414,3 +414,10 @@ def test_another_foreign_client_is_refused() -> None:
         wrap(7)
     with pytest.raises(ConfigurationError, match="Database is not a PyMongo client"):
         wrap(mongomock.MongoClient()["db"])
+
+
+def test_a_mongomock_that_keeps_its_data_elsewhere_is_refused() -> None:
+    moved: Any = mongomock.MongoClient()
+    del moved._store
+    with pytest.raises(DriverMismatchError, match=r"lacks MongoClient\._store"):
+        wrap(moved)
