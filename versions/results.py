@@ -63,8 +63,9 @@ def summary(results: Sequence[Result]) -> str:
     failed = sum(row.failed for row in results)
     passed = sum(row.passed for row in results)
     cells = len({row.cell for row in results})
-    commits = ", ".join(sorted({row.commit for row in results}))
-    return f"{cells} combinations, {passed:,} tests passed, {failed} failed; commit {commits}"
+    days = sorted({row.day for row in results})
+    when = " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "never"
+    return f"{cells} combinations, {passed:,} tests passed, {failed} failed; measured {when}"
 
 
 def write(document: Path, results: Sequence[Result]) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from versions.commands import MissingError, output_of
@@ -29,6 +30,7 @@ class Result:
         seconds: that pytest took.
         exit_code: pytest's.
         commit: of the checkout, with "+" if it was changed.
+        day: when, as YYYY-MM-DD.
     """
 
     cell: Cell
@@ -40,6 +42,7 @@ class Result:
     seconds: float
     exit_code: int
     commit: str
+    day: str
 
     @property
     def is_good(self) -> bool:
@@ -110,4 +113,5 @@ def summed_up(cell: Cell, suite: str, last_line: str, exit_code: int, commit: st
         float(seconds[1]) if seconds else 0.0,
         exit_code,
         commit,
+        datetime.now(UTC).date().isoformat(),
     )

@@ -54,21 +54,23 @@ def test_the_last_line_of_pytest_is_read(
     assert row.is_good is is_good
 
 
-def row(cell: Cell, suite: str, *, passed: int = 7, failed: int = 0, skipped: int = 0, exit_code: int = 0) -> Result:
-    return Result(cell, suite, passed, failed, skipped, 0, 1.0, exit_code, "abc")
+def row(
+    cell: Cell, suite: str, *, passed: int = 7, failed: int = 0, skipped: int = 0, exit_code: int = 0, day: str = "2026-11-30"
+) -> Result:
+    return Result(cell, suite, passed, failed, skipped, 0, 1.0, exit_code, "abc", day)
 
 
 def test_the_table_says_what_failed_and_what_was_not_run() -> None:
     rows = [
         row(Cell("4.13.2", "6.0.27", "3.13"), "unit", passed=1633, skipped=2),
         row(CELL, "matrix", failed=2, exit_code=1),
-        row(CELL, "unit", exit_code=1),
+        row(CELL, "unit", exit_code=1, day="2026-12-01"),
     ]
     assert results.table(rows).splitlines()[2:] == [
         "| 4.9.2 | 4.4.2 | 3.11 | **exit code 1**, 7 | not run | not run | not run | **2 failed**, 7 | not run |",
         "| 4.13.2 | 6.0.27 | 3.13 | 1,633, 2 skipped | not run | not run | not run | not run | not run |",
     ]
-    assert results.summary(rows) == "2 combinations, 1,647 tests passed, 2 failed; commit abc"
+    assert results.summary(rows) == "2 combinations, 1,647 tests passed, 2 failed; measured 2026-11-30 to 2026-12-01"
 
 
 def test_results_are_kept_and_put_into_the_document(tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ def test_results_are_kept_and_put_into_the_document(tmp_path: Path) -> None:
     results.write(document, list(rows.values()))
     text = document.read_text()
     assert text.startswith(f"before\n{results.BEGIN}\n| PyMongo |")
-    assert text.endswith(f"commit abc.\n{results.END}\nafter\n")
+    assert text.endswith(f"measured 2026-11-30.\n{results.END}\nafter\n")
     assert "old" not in text
 
 
