@@ -2,6 +2,7 @@
 #   make demo          the danger and the cure, side by side, on a real mongod
 #   make test          everything that CI runs: lint, types, layers, packages, tests, documentation
 #   make proof         the proof of guarantee "transaction" at full length, about 15 minutes
+#   make campaign      random handlers and random faults: SEED=7 [RECORDS=300] [FIRST=0], a violation names what replays it
 #   make bench         what the guarantees cost, as ratios
 #   make matrix        the tests with older drivers, on older servers and another Python, hours; ALL=1: every combination
 #   make driver-suite  the driver's own tests with our clients, about half an hour: FILES="bulk test/test_cursor.py" MODE=record
@@ -21,6 +22,9 @@ FILES ?=
 MODE ?=
 JOBS ?= 2
 SUITE_ARGS ?=
+SEED ?= 1
+RECORDS ?= 300
+FIRST ?= 0
 MONGODS ?=
 VERSIONS ?= 4.4.2 5.0.4
 PYMONGO ?=
@@ -29,7 +33,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test proof bench matrix lint format packages pytest docs docs-check test-servers driver-suite clean
+.PHONY: help demo test proof campaign bench matrix lint format packages pytest docs docs-check test-servers driver-suite clean
 .DELETE_ON_ERROR:
 
 help:
@@ -64,6 +68,9 @@ proof: $(VENV)/.dev
 # The driver's suite is downloaded with pip into $(OUT), and never changed.
 driver-suite: $(VENV)/.dev
 	$(BIN)/python -m tests.driver_suite --out $(OUT)/driver-suite --jobs $(JOBS) $(MODE:%=--mode %) $(SUITE_ARGS) $(FILES)
+
+campaign: $(VENV)/.dev
+	$(BIN)/python -m tests.campaign --seed $(SEED) --records $(RECORDS) --first $(FIRST)
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

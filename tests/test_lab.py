@@ -24,6 +24,7 @@ from pymongo.errors import (
 )
 
 from saferetry.lab.mongod import BINARY_VARIABLE, find_binary
+from saferetry.lab.proxy import Strike
 from tests.support import (
     CommandLog,
     Mode,
@@ -180,6 +181,55 @@ def test_a_delayed_reply_comes_late(proxy: ProxyFactory, database_name: str) -> 
         client[database_name].c.insert_one({})
         assert time.monotonic() - before >= 0.3
     assert slow.hits == 1
+
+
+def test_a_dropped_command_never_takes_place_and_leaves_the_connection_open(
+    proxy: ProxyFactory, admin: RawClient, database_name: str
+) -> None:
+    lossy = proxy(command="insert", mode="drop", times=1)
+    with client_of(lossy, socketTimeoutMS=300, retryWrites=False) as client, pytest.raises(NetworkTimeout):
+        client[database_name].c.insert_one({})
+    assert (lossy.hits, admin[database_name].c.count_documents({})) == (1, 0)
+
+
+def test_a_throttled_reply_comes_whole_and_late(proxy: ProxyFactory, database_name: str) -> None:
+    slow = proxy(command="insert", mode="throttle", times=1, delay=0.3)
+    with client_of(slow) as client:
+        client.admin.command("ping")
+        before = time.monotonic()
+        client[database_name].c.insert_one({})
+        assert time.monotonic() - before >= 0.3
+    assert slow.hits == 1
+
+
+def test_a_command_that_is_only_noticed_has_not_reached_the_server_yet(
+    proxy: ProxyFactory, admin: RawClient, database_name: str
+) -> None:
+    seen: list[int] = []
+    noticing = proxy(
+        command="insert", mode="notice", times=1, on_hit=lambda: seen.append(admin[database_name].c.count_documents({}))
+    )
+    with client_of(noticing) as client:
+        client[database_name].c.insert_one({})
+    assert (seen, admin[database_name].c.count_documents({})) == ([0], 1)
+
+
+def test_a_script_decides_about_each_command_but_never_about_a_hello(proxy: ProxyFactory, database_name: str) -> None:
+    asked: list[str] = []
+
+    def script(command: str, frame: bytes) -> Strike | None:
+        asked.append(command)
+        return Strike("close") if command == "insert" and b"lost" in frame else None
+
+    scripted = proxy()
+    scripted.follow(script)
+    with client_of(scripted, retryWrites=False) as client:
+        client[database_name].c.insert_one({"how": "kept"})
+        with pytest.raises(AutoReconnect):
+            client[database_name].c.insert_one({"how": "lost"})
+        assert client[database_name].c.count_documents({}) == 2
+    assert scripted.hits == 1
+    assert asked[:3] == ["insert", "insert", "aggregate"]
 
 
 def test_a_silent_proxy_answers_nobody_until_it_recovers(proxy: ProxyFactory, database_name: str) -> None:

@@ -102,6 +102,8 @@ class Execution:
         client: The client whose operations join; None until the first one, where the handler names none.
         begin: Begins the transaction and inserts the marker; awaited for asyncio.
         lessons: What earlier executions of the record learned; grows.
+        in_order: Calls, by method and namespace, that stop at their first error although the handler says ``ordered=False``:
+            after one the transaction is gone, and the driver's next command of the same call would hide why.
         session: The driver's session.
         result: What the marker of a record that is done holds.
     """
@@ -109,6 +111,7 @@ class Execution:
     client: Any
     begin: Callable[[Execution, Any], Any]
     lessons: list[Lesson]
+    in_order: set[tuple[str, str]] = field(default_factory=set)
     state: State = State.WAITING
     session: Any = None
     result: Any = None
@@ -271,6 +274,7 @@ class JoinedCall:
         find_one: The driver's method of its collection.
         statement: What it does.
         invoke: Makes the driver call, given the session.
+        is_unordered: It goes on after an error.
     """
 
     repeatable = False
@@ -288,6 +292,7 @@ class JoinedCall:
         find_one: Callable[..., Any],
         statement: Statement,
         invoke: Callable[[Any], Any],
+        is_unordered: bool = False,
     ) -> None:
         self.execution = execution
         self.client = client
@@ -297,6 +302,7 @@ class JoinedCall:
         self._invoke = invoke
         self._find_one = find_one
         self._is_write = is_write
+        self._is_unordered = is_unordered
         self._sends = 0
         self._code: int | None = None
         if is_write:
@@ -356,6 +362,8 @@ class JoinedCall:
         self._driver_call.__exit__()
         if exc is not None:
             self._code = getattr(exc, "code", None)
+            if self._is_unordered and self._code in FENCED_CODES:
+                self.execution.in_order.add((self.method, self.namespace))
             self.execution.doom(exc, self._learned(exc))
 
     def _learned(self, exc: BaseException) -> Lesson | None:

@@ -173,6 +173,9 @@ class Method:
         _check_client(client, is_read=is_read)
         self._check_joining(record, owner, client, arguments, is_read=is_read)
         _list(arguments)
+        is_unordered = arguments.get("ordered") is False
+        if is_unordered and (self.name, _namespace_of(owner)) in record.transaction.in_order:
+            arguments["ordered"] = True
         inserted = self._inserted(arguments)
         inserted.make_ids({})
         execution = record.transaction
@@ -197,6 +200,7 @@ class Method:
             find_one=find_one,
             statement=Statement(fingerprint, document, getattr(owner, "codec_options", None)),
             invoke=invoke,
+            is_unordered=is_unordered,
         )
 
     def _check_joining(self, record: Record, owner: Any, client: Any, arguments: Mapping[str, Any], *, is_read: bool) -> None:

@@ -51,6 +51,7 @@ class TransactionHandling(Handling):
     """Be the handling of one record: its executions, one after another, until one commits or another had."""
 
     lessons: list[Lesson] = field(default_factory=list)
+    in_order: set[tuple[str, str]] = field(default_factory=set)
     client: Any = None
     guard: Guard = field(init=False, repr=False)  # its guard
     marker: Marker | None = None
@@ -121,7 +122,7 @@ class TransactionHandling(Handling):
         """Be one execution, whose transaction ``begin`` begins: at once, or with its first operation."""
         self.executions += 1
         self.last_code, self.is_marker_held, self.is_asked_by_user, self.verdict = None, False, False, Verdict.FINAL
-        execution = Execution(self.rules.client, partial(begin, self), self.lessons)
+        execution = Execution(self.rules.client, partial(begin, self), self.lessons, self.in_order)
         record = self.record = Record(
             self.key, budget=self.budget, settings=self.settings, name=self.rules.name, execution=self.executions
         )

@@ -74,7 +74,7 @@ class Api:
 
         def decorate(work: Work) -> Callable[..., Any]:
             def plain(*args: Any) -> Any:
-                return _run_without_waiting(work(*args))
+                return run_without_waiting(work(*args))
 
             return saferetry.handler(**{"name": work.__name__, **options})(work if self.is_async else plain)
 
@@ -90,7 +90,7 @@ class Api:
                 raise error
             return
         with ThreadPoolExecutor(count) as pool:
-            list(pool.map(lambda number: _run_without_waiting(work(number)), range(count)))
+            list(pool.map(lambda number: run_without_waiting(work(number)), range(count)))
 
     async def close(self) -> None:
         """Close all clients."""
@@ -107,7 +107,7 @@ class Api:
         return {**own, "event_listeners": [log] if log else [], **given}
 
 
-def _run_without_waiting(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def run_without_waiting(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine in which nothing waits, since all its calls are a sync client's."""
     try:
         coroutine.send(None)

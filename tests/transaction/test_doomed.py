@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from bson.errors import InvalidDocument
-from pymongo import InsertOne, UpdateOne
+from pymongo import DeleteMany, InsertOne, UpdateOne
 from pymongo.errors import (
     AutoReconnect,
     BulkWriteError,
@@ -405,6 +405,37 @@ async def test_an_error_that_the_handler_catches_is_raised_at_its_end_and_nothin
         await typed.deliver(on_order)
     assert any("could not be committed" in note for note in caught.value.__notes__)
     assert typed.runs == 1
+    assert typed.documents() == before
+    assert typed.markers() == []
+
+
+UNORDERED: dict[str, Callable[[Any], Any]] = {
+    "kinds": lambda c: c.bulk_write(
+        [InsertOne({}), UpdateOne({"_id": 2}, {"$inc": {"n": 1}}), InsertOne({"_id": 1})], ordered=False
+    ),
+    "multi": lambda c: c.bulk_write([UpdateOne({"_id": 1}, {"$inc": {"t": 1}}), DeleteMany({"_id": 9})], False),
+}
+
+
+@pytest.mark.parametrize("is_caught", [False, True])
+@pytest.mark.parametrize("name", UNORDERED)
+async def test_an_unordered_bulk_says_what_failed_although_the_driver_sends_its_next_command(
+    typed: Scene, name: str, is_caught: bool
+) -> None:
+    """The first error aborts the transaction; the driver's next command of the same bulk is told that there is none."""
+    before = typed.documents()
+
+    async def on_order(database: Any) -> None:
+        await done(database.c.insert_one({}))
+        try:
+            await done(UNORDERED[name](database.c))
+        except PyMongoError:
+            if not is_caught:
+                raise
+
+    with pytest.raises(BulkWriteError):
+        await typed.deliver(on_order)
+    assert typed.runs == 2
     assert typed.documents() == before
     assert typed.markers() == []
 

@@ -29,6 +29,8 @@ class ProcessError(RuntimeError):
 class TellingProcess:
     """Run `python -m module PLAN`, whose standard output is one JSON object a line, each with a key "event".
 
+    What it is asked later comes to its standard input, a JSON object a line too.
+
     Its methods may be called from any thread, `wait_for` and `finish` from one at a time. Use it as a context manager: it
     is killed at the end if it still runs.
 
@@ -105,6 +107,13 @@ class TellingProcess:
             if found["event"] == event:
                 return found
 
+    def ask(self, **facts: Any) -> None:
+        """Write a line to its standard input; harmless once it has ended."""
+        assert self._process.stdin is not None  # noqa: S101 - for the type checker
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(facts) + "\n")
+            self._process.stdin.flush()
+
     def finish(self, timeout: float = 60.0) -> int:
         """Wait until it has ended and all it told was read, and return its exit code (negative: the signal).
 
@@ -135,6 +144,9 @@ class TellingProcess:
         self.kill()
         self._process.wait()
         self._reader.join()
+        assert self._process.stdin is not None  # noqa: S101 - for the type checker
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._stderr.close()
 
     def trace(self) -> str:
@@ -152,7 +164,7 @@ class TellingProcess:
             self._command,
             cwd=self._folder,
             env=self._environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,

@@ -12,29 +12,50 @@ from typing import Literal, Self, get_args
 
 from saferetry.lab._frames import Frame, read_frame
 
-Mode = Literal["close", "drop_reply", "cut", "cut_reply", "delay", "delay_reply", "refuse_hello", "silent"]
+Mode = Literal[
+    "close", "drop", "drop_reply", "cut", "cut_reply", "delay", "delay_reply", "throttle", "notice", "refuse_hello", "silent"
+]
 
 _NO_ANSWER: frozenset[Mode] = frozenset({"refuse_hello", "silent"})
+
+
+_PIECES = 10  # that a throttled reply comes in
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Strike:
+    """What befalls one command; see `Proxy` for the modes.
+
+    Attributes:
+        mode: a mode that is applied to a command.
+        delay: seconds, for "delay", "delay_reply" and "throttle".
+        on_hit: called when it takes place; see `Proxy.arm`.
+    """
+
+    mode: Mode
+    delay: float = 0.0
+    on_hit: Callable[[], object] | None = None
+
+
+Script = Callable[[str, bytes], Strike | None]
 
 
 @dataclass(slots=True)
 class _Fault:
     """What is armed; `seen` is only touched under the proxy's lock."""
 
-    mode: Mode
+    strike: Strike
     needle: bytes | None
     command: str | None
     times: int
     skip: int
     every: int
-    delay: float
-    on_hit: Callable[[], object] | None
     seen: int = 0
     struck: int = 0
 
-    def strike(self, frame: Frame) -> bool:
+    def strikes(self, frame: Frame) -> bool:
         """Count a frame that matches and tell whether the fault applies to it."""
-        if self.mode in _NO_ANSWER or self.struck >= self.times or frame.is_handshake:
+        if self.strike.mode in _NO_ANSWER or self.struck >= self.times or frame.is_handshake:
             return False
         if self.command is not None and frame.command != self.command:
             return False
@@ -59,6 +80,9 @@ class Proxy:
     - "cut_reply": executed, the client gets the first half of the reply, then both connections are closed.
     - "delay": the command reaches the server `delay` seconds late, even if the client has left meanwhile.
     - "delay_reply": the reply reaches the client `delay` seconds late.
+    - "drop": the server never gets the command, and the connection stays open.
+    - "throttle": the reply reaches the client in ten pieces, in the course of `delay` seconds.
+    - "notice": nothing happens to it; `on_hit` is called before the server gets the command.
 
     Two modes apply to everything until `recover()`:
 
@@ -99,6 +123,7 @@ class Proxy:
         self._acceptor: threading.Thread | None = None
         self._hits = 0
         self._fault: _Fault | None = None
+        self._script: Script | None = None
         self.arm(needle, mode, times, command=command, skip=skip, every=every, delay=delay, on_hit=on_hit)
 
     def __enter__(self) -> Self:
@@ -179,12 +204,23 @@ class Proxy:
             raise ValueError(f"unknown mode {mode!r}, one of {', '.join(get_args(Mode))}")
         with self._lock:
             self._hits = 0
-            self._fault = _Fault(mode, needle, command, times, skip, every, delay, on_hit)
+            self._script = None
+            self._fault = _Fault(Strike(mode, delay, on_hit), needle, command, times, skip, every)
+
+    def follow(self, script: Script) -> None:
+        """Ask `script` about each command instead, given its name and its frame, and set `hits` to 0.
+
+        Args:
+            script: returns what befalls the command, None for nothing; called in the proxy's threads, in several at a time.
+        """
+        with self._lock:
+            self._hits = 0
+            self._script, self._fault = script, None
 
     def recover(self) -> None:
         """Forward everything again; connections that swallowed something are closed."""
         with self._lock:
-            self._fault = None
+            self._fault = self._script = None
             swallowed = [link for link in self._links if link.swallowed]
         for link in swallowed:
             link.shut()
@@ -214,23 +250,25 @@ class Proxy:
 
     # What a link asks its proxy.
 
-    def _fault_for(self, frame: Frame) -> _Fault | None:
+    def _strike_for(self, frame: Frame) -> Strike | None:
         with self._lock:
-            fault = self._fault
-            return fault if fault is not None and fault.strike(frame) else None
+            script, fault = self._script, self._fault
+            if script is None:
+                return fault.strike if fault is not None and fault.strikes(frame) else None
+        return None if frame.is_handshake else script(frame.command, frame.data)
 
     def _swallows(self, request: Frame | None) -> bool:
         """Tell whether this request (None: any reply) vanishes at present."""
         with self._lock:
-            mode = self._fault.mode if self._fault else None
+            mode = self._fault.strike.mode if self._fault else None
         return mode == "silent" or (mode == "refuse_hello" and request is not None and request.is_handshake)
 
-    def _took_place(self, fault: _Fault) -> None:
+    def _took_place(self, strike: Strike) -> None:
         with self._lock:
-            if fault is self._fault:
+            if self._script is not None or (self._fault is not None and strike is self._fault.strike):
                 self._hits += 1
-        if fault.on_hit is not None:
-            fault.on_hit()
+        if strike.on_hit is not None:
+            strike.on_hit()
 
     def _pause(self, seconds: float) -> None:
         self._closing.wait(seconds)
@@ -261,7 +299,7 @@ class _Link:
         self._client = client
         self._server = socket.socket()
         self._target = target
-        self._awaited: dict[int, _Fault] = {}  # by request id; one thread adds before the other can see the reply
+        self._awaited: dict[int, Strike] = {}  # by request id; one thread adds before the other can see the reply
 
     def shut(self) -> None:
         """Make both threads of this link end; safe from any thread and more than once."""
@@ -295,24 +333,34 @@ class _Link:
                 if self._proxy._swallows(frame):
                     self.swallowed = True
                     continue
-                fault = self._proxy._fault_for(frame)
-                if fault is None:
+                strike = self._proxy._strike_for(frame)
+                if strike is None:
                     self._server.sendall(frame.data)
-                elif fault.mode == "cut":
-                    self._server.sendall(frame.data[: len(frame.data) // 2])
-                    self._proxy._took_place(fault)
-                    self.shut()
+                elif not self._forward_struck(frame, strike):
                     return
-                elif fault.mode == "delay":
-                    self._proxy._took_place(fault)
-                    self._proxy._pause(fault.delay)
-                    self._server.sendall(frame.data)
-                else:
-                    self._awaited[frame.request_id] = fault
-                    self._server.sendall(frame.data)
         # Only our sending half: closing both at once could throw away a request the server has not read yet.
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_WR)
+
+    def _forward_struck(self, frame: Frame, strike: Strike) -> bool:
+        """Forward what the strike leaves of a command; tell whether the link goes on."""
+        match strike.mode:
+            case "cut":
+                self._server.sendall(frame.data[: len(frame.data) // 2])
+                self._proxy._took_place(strike)
+                self.shut()
+                return False
+            case "drop":
+                self.swallowed = True
+                self._proxy._took_place(strike)
+            case "delay" | "notice":
+                self._proxy._took_place(strike)
+                self._proxy._pause(strike.delay)
+                self._server.sendall(frame.data)
+            case _:
+                self._awaited[frame.request_id] = strike
+                self._server.sendall(frame.data)
+        return True
 
     def _forward_replies(self) -> None:
         try:
@@ -327,15 +375,21 @@ class _Link:
 
     def _deliver(self, frame: Frame) -> bool:
         """Deliver a reply, or what the fault leaves of it; tell whether the link goes on."""
-        fault = self._awaited.pop(frame.response_to, None)
-        if fault is None:
+        strike = self._awaited.pop(frame.response_to, None)
+        if strike is None:
             self._client.sendall(frame.data)
             return True
         if frame.says_ok:
-            self._proxy._took_place(fault)
-        if fault.mode == "delay_reply":
-            self._proxy._pause(fault.delay)
-            self._client.sendall(frame.data)
-        elif fault.mode == "cut_reply":
-            self._client.sendall(frame.data[: len(frame.data) // 2])
-        return fault.mode in ("drop_reply", "delay_reply")
+            self._proxy._took_place(strike)
+        match strike.mode:
+            case "delay_reply":
+                self._proxy._pause(strike.delay)
+                self._client.sendall(frame.data)
+            case "throttle":
+                size = -(-len(frame.data) // _PIECES)
+                for start in range(0, len(frame.data), size):
+                    self._proxy._pause(strike.delay / _PIECES)
+                    self._client.sendall(frame.data[start : start + size])
+            case "cut_reply":
+                self._client.sendall(frame.data[: len(frame.data) // 2])
+        return strike.mode in ("drop_reply", "delay_reply", "throttle")

@@ -1,0 +1,47 @@
+"""The campaign on the command line: `python -m tests.campaign --seed 7 --records 300`; exit code 1 for a violation."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tests.campaign.campaign import Campaign, Report, server
+from tests.campaign.schedule import LANES, draw
+
+
+def main() -> int:
+    """Run schedules until there were enough observed faults, and print what was found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--records", type=int, default=300, help="of each seed")
+    parser.add_argument("--first", type=int, default=0, help="number of the first record")
+    parser.add_argument("--faults", type=int, default=0, help="observed faults to go on for, with further seeds")
+    parser.add_argument("--lane", action="append", help="only these lanes (the seed then draws others)")
+    parser.add_argument("--mongod", help="path of a mongod")
+    options = parser.parse_args()
+    lanes = [lane for lane in LANES if not options.lane or lane.name in options.lane]
+    report = Report()
+    seed = options.seed
+    with server(options.mongod) as (mongod, admin):
+        while True:
+            began = time.monotonic()
+            found = Campaign(draw(seed, options.records, lanes, first=options.first), mongod.port, admin).run()
+            report.add(found)
+            _say(f"mongod {mongod.version}, seed {seed}, {time.monotonic() - began:.0f} s: {found.table().splitlines()[0]}")
+            for violation in found.violations:
+                _say(violation)
+            seed += 1
+            if sum(report.observed.values()) >= options.faults:
+                break
+    _say(report.table())
+    return 1 if report.violations else 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

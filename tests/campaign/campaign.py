@@ -1,0 +1,253 @@
+"""Run a schedule: hand the records over as it says, and ask the oracle after each delivery."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import pymongo
+from pymongo import common
+
+from saferetry import RecordKey
+from saferetry.lab.mongod import Mongod
+from saferetry.lab.operations import end_transactions, wait_until_idle
+from tests.campaign import drawing, oracle
+from tests.campaign.faults import Failures, Observed
+from tests.campaign.handling import RawDatabase, Told
+from tests.campaign.lanes import RunningLane, running
+from tests.campaign.oracle import Model, State, Transactions, judge_process, same, state_of
+from tests.campaign.schedule import Delivery, Plan, Schedule
+from tests.campaign.steps import COUNTER, DOCUMENTS, SHARED
+from tests.support import random_name
+
+MARKERS = "campaign_markers"
+_AT_ONCE = 24
+
+
+@dataclass
+class Report:
+    """What a campaign found.
+
+    Attributes:
+        records: that were handled.
+        deliveries: of them.
+        ended: how they ended, by guarantee.
+        observed: faults that took place, by kind and method.
+        violations: what must not be; each names its seed and record.
+    """
+
+    records: int = 0
+    deliveries: int = 0
+    ended: Counter[tuple[str, str]] = field(default_factory=Counter)
+    observed: Observed = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+    def add(self, other: Report) -> None:
+        """Add what another campaign found."""
+        self.records += other.records
+        self.deliveries += other.deliveries
+        self.ended += other.ended
+        self.observed += other.observed
+        self.violations += other.violations
+
+    def table(self) -> str:
+        """Return the faults that took place, by kind and method, as text."""
+        kinds = Counter[str]()
+        methods = Counter[str]()
+        for (kind, method), count in self.observed.items():
+            kinds[kind] += count
+            methods[method] += count
+        lines = [
+            f"{self.records} records, {self.deliveries} deliveries, {sum(self.observed.values())} observed faults, "
+            f"{len(self.violations)} violations",
+            "ended: " + ", ".join(f"{guarantee} {how} {count}" for (guarantee, how), count in sorted(self.ended.items())),
+            "by kind: " + ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()),
+            "by method: " + ", ".join(f"{method} {count}" for method, count in methods.most_common()),
+        ]
+        return "\n".join(lines)
+
+
+def prepare(database: RawDatabase) -> None:
+    """Make the collections and indexes that handlers find."""
+    database[DOCUMENTS].create_index("owner")
+    database[DOCUMENTS].create_index("u", unique=True, sparse=True)
+    database["fs.files"].create_index([("filename", 1), ("uploadDate", 1)])
+    database["fs.chunks"].create_index([("files_id", 1), ("n", 1)], unique=True)
+    database[SHARED].insert_one({"_id": COUNTER, "n": 0})
+
+
+class Campaign:
+    """One schedule on one server.
+
+    Args:
+        schedule: what is to be done.
+        port: of the server.
+        admin: a plain client of it, past the proxies.
+    """
+
+    def __init__(self, schedule: Schedule, port: int, admin: pymongo.MongoClient[dict[str, Any]]) -> None:
+        self.schedule = schedule
+        self.report = Report()
+        self._admin = admin
+        self._port = port
+        self._name = random_name("campaign")
+        self._database: RawDatabase = admin[self._name]
+        self._clean: RawDatabase = admin[self._name + "_clean"]
+        self._model = Model(self._clean)
+        self._lock = threading.Lock()
+        self._lanes: dict[str, RunningLane] = {}
+        self._left: dict[str, tuple[Plan, State]] = {}
+        self._counted = self._maybe = 0
+
+    def run(self) -> Report:
+        """Run it."""
+        failures = Failures(self._admin)
+        prepare(self._database)
+        prepare(self._clean)
+        try:
+            with ExitStack() as stack, mock.patch.object(common, "MIN_HEARTBEAT_INTERVAL", 0.02):
+                for described in self.schedule.lanes:
+                    lane = running(described, self._port, failures, self._name)
+                    self._lanes[described.name] = stack.enter_context(lane)
+                with ThreadPoolExecutor(_AT_ONCE) as pool:
+                    list(pool.map(self._handle, self.schedule.plans))
+                self._look_again()
+        finally:
+            for lane in self._lanes.values():
+                end_transactions(self._admin, lane.app_name)
+            for database in (self._database, self._clean):
+                self._admin.drop_database(database.name)
+            self._admin[MARKERS].saferetry_records.delete_many({"_id.group": "campaign"})
+        return self.report
+
+    def _handle(self, plan: Plan) -> None:
+        self._database[DOCUMENTS].insert_many(drawing.first_documents(plan.owner))
+        state = state_of(self._database, plan)
+        transactions = None
+        if plan.guarantee == "transaction":
+            transactions = Transactions(plan, state, self._model.run(plan, state))
+        deliveries = list(plan.deliveries)
+        for number, delivery in enumerate(deliveries):  # grows meanwhile
+            before = state
+            told, observed = self._deliver(plan, delivery)
+            self._settle(delivery, told)
+            state = state_of(self._database, plan)
+            self._note(plan, told, observed)
+            if transactions is not None:
+                faults = transactions.judge(told, state, self._markers(plan))
+            else:
+                (one,) = told
+                judgement = judge_process(plan, one, before, state, self._model)
+                faults = judgement.faults
+                with self._lock:
+                    self._counted += judgement.counted
+                    self._maybe += judgement.maybe
+            faults += self._judge_sends(plan, delivery, told, observed)
+            if any(one.is_killed for one in told) and number + 1 == len(deliveries):
+                deliveries.append(Delivery(self.schedule.lanes[0].name))  # as a broker does; till then its locks stay
+            if faults:
+                self._violation(plan, f"delivery {number}", faults)
+                break  # what follows would be judged on wrong grounds
+        if transactions is not None and transactions.is_done:
+            with self._lock:
+                self._counted += sum(transactions.clean.counts)
+        with self._lock:
+            self._left[plan.owner] = (plan, state)
+
+    def _deliver(self, plan: Plan, delivery: Delivery) -> tuple[list[Told], Observed]:
+        if not delivery.twin:
+            told, observed = self._lanes[delivery.lane].deliver(plan, delivery.faults)
+            return [told], observed
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(self._lanes[delivery.twin].deliver, plan, ())
+            told, observed = self._lanes[delivery.lane].deliver(plan, delivery.faults)
+            return [told, other.result()[0]], observed
+
+    def _settle(self, delivery: Delivery, told: list[Told]) -> None:
+        """Wait for what the server still does for a delivery that ended with an error."""
+        for name, one in zip((delivery.lane, delivery.twin), told, strict=False):
+            if one.is_done:
+                continue
+            wait_until_idle(self._admin, self._lanes[name].app_name)
+
+    def _markers(self, plan: Plan) -> int:
+        identity = {
+            "group": "campaign",
+            "stream": plan.owner,
+            "partition": 0,
+            "position": plan.position,
+            "epoch": "",
+            "name": "campaign",
+        }
+        return self._admin[MARKERS].saferetry_records.count_documents({"_id": identity})
+
+    def _judge_sends(self, plan: Plan, delivery: Delivery, told: list[Told], observed: Observed) -> list[str]:
+        """Judge how often each write was sent: at one address, and within the bound."""
+        faults = []
+        key = RecordKey(plan.owner, 0, plan.position, group="campaign").hashed()
+        for name, one in zip((delivery.lane, delivery.twin), told, strict=False):
+            lane = self._lanes[name]
+            sent = lane.sends.take(key)
+            if plan.guarantee == "transaction" or lane.lane.kind == "process":
+                continue
+            overloaded = sum(count for (kind, _), count in observed.items() if kind == "server error")
+            most = 2 * lane.lane.max_attempts * max(step.tries for step in plan.steps) + overloaded
+            if lane.lane.timeout:
+                continue  # CSOT resends until the deadline
+            for address, count in sent.items():
+                if address[2] >= 0 and count > most:
+                    faults.append(f"{address[0]} was sent {count} times at one address, {most} allowed")
+            for method, _, calls, sends in one.writes:
+                if sends > 2 * calls + overloaded:
+                    faults.append(f"{method}: {sends} sends in {calls} driver calls")
+            said = sum(sends for _, _, _, sends in one.writes)
+            if one.executions == 1 and said != sum(sent.values()):
+                faults.append(f"the record says {said} sends, the driver's events {sum(sent.values())}")
+        return faults
+
+    def _note(self, plan: Plan, told: list[Told], observed: Observed) -> None:
+        with self._lock:
+            self.report.records += plan.owner not in self._left
+            self._left.setdefault(plan.owner, (plan, {}))
+            self.report.deliveries += len(told)
+            self.report.observed += observed
+            for one in told:
+                error = (one.error or {}).get("type", "")
+                how = "killed" if one.is_killed else "done" if one.is_done else f"{one.decision or 'error'} {error}".strip()
+                self.report.ended[plan.guarantee, how] += 1
+
+    def _look_again(self) -> None:
+        """Look at every record once more when nothing is at work any more, for what came late."""
+        for lane in self._lanes.values():
+            wait_until_idle(self._admin, lane.app_name)
+        for plan, state in self._left.values():
+            now = state_of(self._database, plan)
+            if not same(now, state):
+                self._violation(plan, "afterwards", [oracle.differ("it changed once more", now, [state])])
+        counter = self._database[SHARED].find_one({"_id": COUNTER}) or {}
+        if not self.report.violations and not self._counted <= counter["n"] <= self._counted + self._maybe:
+            self.report.violations.append(
+                f"seed {self.schedule.seed}: the shared counter is {counter['n']}, expected {self._counted} to "
+                f"{self._counted + self._maybe}"
+            )
+
+    def _violation(self, plan: Plan, when: str, faults: list[str]) -> None:
+        text = "\n  ".join(
+            [f"seed {self.schedule.seed}, record {plan.owner}, {when}:", *faults, f"plan: {json.dumps(plan.as_json())}"]
+        )
+        with self._lock:
+            self.report.violations.append(text)
+
+
+@contextmanager
+def server(binary: str | None = None) -> Iterator[tuple[Mongod, pymongo.MongoClient[dict[str, Any]]]]:
+    """Give a server and a plain client of it."""
+    with Mongod(binary) as mongod, pymongo.MongoClient[dict[str, Any]](mongod.uri, appName=random_name("admin")) as admin:
+        yield mongod, admin

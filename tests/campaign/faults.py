@@ -1,0 +1,196 @@
+"""What goes wrong: a script for a lane's proxy, which knows the commands of each record and counts what it saw take place."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pymongo
+
+from saferetry.lab.proxy import Mode, Proxy, Strike
+from tests.campaign.schedule import KINDS, Fault
+
+_OWNER = re.compile(rb"r\d{6}")
+_SESSION = re.compile(rb"\x05id\x00\x10\x00\x00\x00\x04(.{16})", re.DOTALL)
+_NOT_THE_RECORDS = frozenset({"killSessions", "endSessions", "ping", "listIndexes", "createIndexes"})
+_MODES: Mapping[str, Mode] = {
+    "lost reply": "close",
+    "lost reply, silent": "drop_reply",
+    "reply cut": "cut_reply",
+    "request cut": "cut",
+    "request lost": "drop",
+    "request late": "delay",
+    "reply late": "delay_reply",
+    "reply throttled": "throttle",
+    "disconnected": "notice",
+    "server error": "notice",
+    "server closes": "notice",
+    "write concern error": "notice",
+    "task cancelled": "notice",
+    "process killed before": "cut",
+    "process killed after": "close",
+    "process stopped": "notice",
+}
+_WRITES = ["insert", "update", "delete", "findAndModify", "commitTransaction"]
+_FAILING = [*_WRITES, "find", "aggregate", "distinct", "abortTransaction"]
+
+Observed = Counter[tuple[str, str]]  # (kind of fault, method it befell)
+
+
+class Failures:
+    """Let the server answer one lane with errors; failCommand is one setting, so one delivery has it at a time."""
+
+    def __init__(self, admin: pymongo.MongoClient[dict[str, Any]]) -> None:
+        self._admin = admin
+        self.lock = threading.Lock()
+        self.fired = 0
+        self._before = self._ended()
+
+    def start(self, app_name: str, fault: Fault) -> None:
+        """Let the next commands of the clients with this appName fail."""
+        self.stop()
+        data: dict[str, Any] = {"appName": app_name, "failCommands": _FAILING}
+        match fault.kind:
+            case "server closes":
+                data["closeConnection"] = True
+            case "write concern error":
+                data |= {"failCommands": _WRITES, "writeConcernError": {"code": fault.code, "errmsg": "injected"}}
+            case _:
+                data |= {"errorCode": fault.code, **({"errorLabels": list(fault.labels)} if fault.labels else {})}
+        self._admin.admin.command("configureFailPoint", "failCommand", mode={"times": fault.times}, data=data)
+
+    def stop(self) -> None:
+        """End it, and count how often it fired."""
+        count = self._ended()
+        self.fired += count - self._before
+        self._before = count
+
+    def _ended(self) -> int:
+        """Switch it off, and return how often it fired since the server was started."""
+        return int(self._admin.admin.command("configureFailPoint", "failCommand", mode="off")["count"])
+
+
+@dataclass
+class Actors:
+    """What a fault can do beside what the proxy does.
+
+    Attributes:
+        where: the method that the record is at.
+        kill: ends the process.
+        pause: stops the process for some seconds.
+        cancel: cancels the task.
+    """
+
+    where: Callable[[], str] = lambda: ""
+    kill: Callable[[], object] = lambda: None
+    pause: Callable[[float], object] = lambda _: None
+    cancel: Callable[[], object] = lambda: None
+
+
+@dataclass
+class _Running:
+    """One delivery."""
+
+    faults: Sequence[Fault]
+    actors: Actors
+    seen: int = 0
+    late_until: float = 0.0
+    observed: Observed = field(default_factory=Counter)
+    armed: list[tuple[Fault, str]] = field(default_factory=list)
+
+
+class Script:
+    """Decide what befalls each command of a lane.
+
+    Args:
+        app_name: of the lane's clients.
+        failures: of the server.
+    """
+
+    def __init__(self, app_name: str, failures: Failures) -> None:
+        self.proxy: Proxy | None = None
+        self._app_name = app_name
+        self._failures = failures
+        self._lock = threading.Lock()
+        self._running: dict[bytes, _Running] = {}
+        self._owner_of: dict[bytes, bytes] = {}
+
+    @contextmanager
+    def reserved(self, faults: Sequence[Fault]) -> Iterator[None]:
+        """Have the server's errors for a delivery that needs them."""
+        if not any(KINDS[fault.kind].is_error for fault in faults):
+            yield
+            return
+        with self._failures.lock:
+            self._failures.fired = 0
+            yield
+
+    def begin(self, owner: str, faults: Sequence[Fault], actors: Actors) -> None:
+        """Let faults befall a record's commands from now on."""
+        with self._lock:
+            self._running[owner.encode()] = _Running(faults, actors)
+
+    def end(self, owner: str) -> Observed:
+        """End that; return what took place, once all that was late has arrived."""
+        with self._lock:
+            running = self._running.pop(owner.encode())
+        if any(KINDS[fault.kind].is_error for fault in running.faults):
+            self._failures.stop()
+            for fault, where in running.armed[:1]:
+                running.observed[fault.kind, where] += self._failures.fired
+        time.sleep(max(0.0, running.late_until - time.monotonic()))
+        return running.observed
+
+    def __call__(self, command: str, frame: bytes) -> Strike | None:
+        """Return what befalls a command."""
+        if command in _NOT_THE_RECORDS:
+            return None
+        with self._lock:
+            owner = self._owner(frame)
+            running = self._running.get(owner) if owner is not None else None
+            if running is None:
+                return None
+            place = running.seen
+            running.seen += 1
+            for fault in running.faults:
+                length = 1 if KINDS[fault.kind].is_error else fault.times
+                if fault.place <= place < fault.place + length:
+                    return self._strike(running, fault, running.actors.where() or command)
+        return None
+
+    def _owner(self, frame: bytes) -> bytes | None:
+        session = _SESSION.search(frame)
+        found = next((match[0] for match in _OWNER.finditer(frame) if match[0] in self._running), None)
+        if session is None:
+            return found
+        if found is not None:
+            self._owner_of[session[1]] = found
+        return self._owner_of.get(session[1])
+
+    def _strike(self, running: _Running, fault: Fault, where: str) -> Strike:
+        def take_place() -> None:
+            if not KINDS[fault.kind].is_error:
+                running.observed[fault.kind, where] += 1
+            match fault.kind:
+                case "request late":
+                    running.late_until = max(running.late_until, time.monotonic() + fault.delay + 0.05)
+                case "disconnected":
+                    assert self.proxy is not None
+                    self.proxy.disconnect()
+                case "server error" | "server closes" | "write concern error":
+                    running.armed.append((fault, where))
+                    self._failures.start(self._app_name, fault)
+                case "task cancelled":
+                    running.actors.cancel()
+                case "process killed before" | "process killed after":
+                    running.actors.kill()
+                case "process stopped":
+                    running.actors.pause(fault.delay)
+
+        return Strike(_MODES[fault.kind], fault.delay if _MODES[fault.kind] != "notice" else 0.0, take_place)

@@ -1,0 +1,5 @@
+"""Mutants."""
+
+from typing import Any
+
+MUTANTS: dict[str, Any] = {}

@@ -1,0 +1,255 @@
+"""A schedule: which records there are, what their handlers do, who gets them how often, and what goes wrong. All of it data."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from tests.campaign import drawing
+from tests.campaign.steps import Condition, Step
+
+Guarantee = Literal["process", "transaction"]
+LaneKind = Literal["sync", "async", "threads", "process"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong with commands of one delivery.
+
+    Attributes:
+        kind: see `KINDS`.
+        place: the first command it befalls, counted from 0; those sent again count.
+        times: how many commands in a row.
+        delay: seconds, where something is late.
+        code: the server's error code, where it answers with an error.
+        labels: the labels of that error.
+    """
+
+    kind: str
+    place: int
+    times: int = 1
+    delay: float = 0.0
+    code: int = 0
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One time that a record is handed to a handler.
+
+    Attributes:
+        lane: who handles it.
+        faults: what goes wrong meanwhile.
+        twin: another lane that gets it at the same moment, "" for none.
+    """
+
+    lane: str
+    faults: tuple[Fault, ...] = ()
+    twin: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One record.
+
+    Attributes:
+        owner: its name, which all of its documents bear.
+        guarantee: its handler's.
+        steps: what its handler does.
+        deliveries: in their order.
+        budget: seconds.
+        recovers: whether the handler has a recoverer.
+        stores: whether the result is stored with the marker.
+    """
+
+    owner: str
+    guarantee: Guarantee
+    steps: tuple[Step, ...]
+    deliveries: tuple[Delivery, ...]
+    budget: float = 20.0
+    recovers: bool = False
+    stores: bool = False
+
+    @property
+    def position(self) -> int:
+        """The record's position in its stream."""
+        return int(self.owner[1:])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    @classmethod
+    def of_json(cls, plain: Mapping[str, Any]) -> Plan:
+        """Return it from what `as_json` gave."""
+        steps = tuple(
+            Step(**{**step, "condition": Condition(**step["condition"]) if step["condition"] else None})
+            for step in plain["steps"]
+        )
+        deliveries = tuple(
+            Delivery(
+                **{
+                    **delivery,
+                    "faults": tuple(Fault(**{**fault, "labels": tuple(fault["labels"])}) for fault in delivery["faults"]),
+                }
+            )
+            for delivery in plain["deliveries"]
+        )
+        return cls(**{**plain, "steps": steps, "deliveries": deliveries})
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of fault.
+
+    Attributes:
+        weight: how often it is drawn.
+        lanes: where it is possible.
+        longest: how many commands in a row it may befall.
+        delays: seconds, from and to.
+        is_error: whether it is an error that the server answers with.
+    """
+
+    weight: int
+    lanes: frozenset[LaneKind] = frozenset({"sync", "async", "threads", "process"})
+    longest: int = 10
+    delays: tuple[float, float] = (0.0, 0.0)
+    is_error: bool = False
+
+
+SOCKET_TIMEOUT = 0.5  # seconds
+_RETRYABLE = ("RetryableWriteError",)
+_OVERLOADED = ("RetryableError", "SystemOverloadedError")
+KINDS: Mapping[str, Kind] = {
+    "lost reply": Kind(12),
+    "lost reply, silent": Kind(2, longest=3),
+    "reply cut": Kind(4),
+    "request cut": Kind(5),
+    "request lost": Kind(2, longest=3),
+    "request late": Kind(3, longest=3, delays=(0.0, 1.5 * SOCKET_TIMEOUT)),
+    "reply late": Kind(2, longest=3, delays=(0.0, 1.5 * SOCKET_TIMEOUT)),
+    "reply throttled": Kind(2, longest=3, delays=(0.0, 1.2 * SOCKET_TIMEOUT)),
+    "disconnected": Kind(3, longest=4),
+    "server error": Kind(8, is_error=True),
+    "server closes": Kind(3, is_error=True),
+    "write concern error": Kind(3, is_error=True),
+    "task cancelled": Kind(4, frozenset({"async"}), longest=1),
+    "process killed before": Kind(6, frozenset({"process"}), longest=1),
+    "process killed after": Kind(6, frozenset({"process"}), longest=1),
+    "process stopped": Kind(3, frozenset({"process"}), longest=1, delays=(0.1, 0.6)),
+}
+_ERRORS: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (91, _RETRYABLE),
+    (91, ()),
+    (11600, _RETRYABLE),
+    (11602, _RETRYABLE),
+    (189, _RETRYABLE),
+    (10107, _RETRYABLE),
+    (13435, _RETRYABLE),
+    (11601, ()),
+    (50, ()),
+    (112, ()),
+    (24, ()),
+    (16500, ()),
+    (462, _OVERLOADED),
+    (8000, ()),
+)
+_CONCERNS = (64, 91, 50, 79)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A consumer: a client, and how it runs its handlers.
+
+    Attributes:
+        name: of the lane.
+        kind: what it is.
+        max_attempts: its setting.
+        at_once: records it handles at a time.
+        timeout: whether its calls are under CSOT (`timeoutMS`), 0 for no.
+    """
+
+    name: str
+    kind: LaneKind
+    max_attempts: int = 4
+    at_once: int = 1
+    timeout: float = 0.0
+
+
+ONE_SYNC = (Lane("sync", "sync"),)
+LANES: tuple[Lane, ...] = (
+    Lane("sync", "sync"),
+    Lane("sync, two attempts", "sync", max_attempts=2),
+    Lane("sync, timeoutMS", "sync", timeout=2.0),
+    Lane("async", "async", at_once=4),
+    Lane("threads", "threads", at_once=4),
+    Lane("process 1", "process"),
+    Lane("process 2", "process"),
+    Lane("process 3", "process", max_attempts=2),
+)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A campaign: everything that is drawn from one seed."""
+
+    seed: int
+    lanes: tuple[Lane, ...]
+    plans: tuple[Plan, ...]
+
+
+def draw(seed: int, records: int, lanes: Sequence[Lane] = LANES, *, first: int = 0) -> Schedule:
+    """Draw a schedule; each record is drawn from seed and number alone, so that it can be replayed alone.
+
+    Args:
+        seed: of all records.
+        records: how many.
+        lanes: who handles them.
+        first: the number of the first record.
+    """
+    numbers = range(first, first + records)
+    return Schedule(seed, tuple(lanes), tuple(draw_plan(seed, number, lanes) for number in numbers))
+
+
+def draw_plan(seed: int, number: int, lanes: Sequence[Lane]) -> Plan:
+    """Draw one record."""
+    rng = random.Random(f"{seed}/{number}")
+    guarantee: Guarantee = rng.choice(["process", "transaction"])
+    steps = drawing.steps(rng)
+    count = rng.choices([1, 2, 3, 4, 5], [50, 25, 12, 8, 5])[0]
+    deliveries = tuple(_draw_delivery(rng, lanes, guarantee, len(steps)) for _ in range(count))
+    budget = rng.choice([1.5, 20.0, 20.0, 20.0])
+    return Plan(f"r{number:06d}", guarantee, steps, deliveries, budget, rng.random() < 0.3, rng.random() < 0.3)
+
+
+def _draw_delivery(rng: random.Random, lanes: Sequence[Lane], guarantee: Guarantee, steps: int) -> Delivery:
+    lane = rng.choice(lanes)
+    kinds = {name: kind.weight for name, kind in KINDS.items() if lane.kind in kind.lanes}
+    if guarantee == "process":
+        kinds.pop("process stopped", None)  # somebody else goes on meanwhile, with plain PyMongo's result
+    count = rng.choices([0, 1, 2, 3], [10, 55, 25, 10])[0]
+    drawn = rng.choices(list(kinds), list(kinds.values()), k=count)
+    faults = tuple(sorted((_draw_fault(rng, name, steps, guarantee) for name in drawn), key=lambda fault: fault.place))
+    twin = ""
+    others = [other.name for other in lanes if other is not lane]
+    if guarantee == "transaction" and rng.random() < 0.15 and others:
+        twin = rng.choice(others)
+    return Delivery(lane.name, faults, twin)
+
+
+def _draw_fault(rng: random.Random, name: str, steps: int, guarantee: Guarantee) -> Fault:
+    kind = KINDS[name]
+    most = steps + (3 if guarantee == "transaction" else 0)
+    place = rng.randrange(most + 1)
+    times = min(kind.longest, rng.choices([1, 2, 3, 4, 5, 7, 8, 10], [25, 35, 10, 8, 6, 4, 6, 6])[0])
+    delay = round(rng.uniform(*kind.delays), 2)
+    code, labels = 0, tuple[str, ...]()
+    if name == "server error":
+        code, labels = rng.choice(_ERRORS)
+    elif name == "write concern error":
+        code = rng.choice(_CONCERNS)
+    return Fault(name, place, times, delay, code, labels)

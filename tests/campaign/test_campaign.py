@@ -1,0 +1,46 @@
+"""A slice of the campaign: 300 records on one node; `make campaign-long` does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pymongo import MongoClient
+
+from tests.campaign.campaign import Campaign
+from tests.campaign.schedule import KINDS, Plan, draw, draw_plan
+from tests.conftest import FIGURE
+from tests.support import Mongod, app_name
+
+RECORDS = 100
+SEEDS = (1, 2, 3)
+_DIFFERENT_KINDS = 8  # which of them are drawn depends on the seed, and a fault counts only if it took place
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_that_must_not_be_is_seen(seed: int, mongod: Mongod, record_property: Callable[[str, object], None]) -> None:
+    with MongoClient[dict[str, object]](mongod.uri, appName=app_name()) as admin:
+        report = Campaign(draw(seed, RECORDS), mongod.port, admin).run()
+    record_property(FIGURE, f"seed {seed}: {report.table()}")
+    assert not report.violations, "\n".join(report.violations)
+    assert report.records == RECORDS
+    assert len({kind for kind, _ in report.observed}) >= _DIFFERENT_KINDS
+
+
+def test_a_record_is_drawn_from_seed_and_number_alone() -> None:
+    plans = draw(7, 20).plans
+    assert draw(7, 5, first=10).plans == plans[10:15]
+    assert len(set(map(repr, plans))) == len(plans)
+
+
+def test_a_plan_is_data() -> None:
+    for plan in draw(8, 50).plans:
+        assert Plan.of_json(plan.as_json()).as_json() == plan.as_json()
+
+
+def test_every_kind_of_fault_is_drawn() -> None:
+    plans = [draw_plan(9, number, draw(9, 1).lanes) for number in range(600)]
+    drawn = {fault.kind for plan in plans for delivery in plan.deliveries for fault in delivery.faults}
+    assert drawn == set(KINDS)
