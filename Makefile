@@ -3,6 +3,8 @@
 #   make test          everything that CI runs: lint, types, layers, packages, tests, documentation
 #   make proof         the proof of guarantee "transaction" at full length, about 15 minutes
 #   make campaign      random handlers and random faults: SEED=7 [RECORDS=300] [FIRST=0], a violation names what replays it
+#   make campaign-long 10,000 observed faults on three servers: MONGODS=dir as below
+#   make mutants       saferetry with one rule taken out at a time: the campaign must see each
 #   make bench         what the guarantees cost, as ratios
 #   make matrix        the tests with older drivers, on older servers and another Python, hours; ALL=1: every combination
 #   make driver-suite  the driver's own tests with our clients, about half an hour: FILES="bulk test/test_cursor.py" MODE=record
@@ -25,6 +27,8 @@ SUITE_ARGS ?=
 SEED ?= 1
 RECORDS ?= 300
 FIRST ?= 0
+FAULTS ?= 3400
+CAMPAIGN_VERSIONS ?= 4.4.2 5.0.4 6.0.27
 MONGODS ?=
 VERSIONS ?= 4.4.2 5.0.4
 PYMONGO ?=
@@ -33,7 +37,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test proof campaign bench matrix lint format packages pytest docs docs-check test-servers driver-suite clean
+.PHONY: help demo test proof campaign campaign-long mutants bench matrix lint format packages pytest docs docs-check test-servers driver-suite clean
 .DELETE_ON_ERROR:
 
 help:
@@ -71,6 +75,18 @@ driver-suite: $(VENV)/.dev
 
 campaign: $(VENV)/.dev
 	$(BIN)/python -m tests.campaign --seed $(SEED) --records $(RECORDS) --first $(FIRST)
+
+# At least $(FAULTS) observed faults on each server; MONGODS=dir with bin/mongod-VERSION and lib/, else the server of the lab alone.
+campaign-long: $(VENV)/.dev
+	for binary in $(if $(MONGODS),$(foreach version,$(CAMPAIGN_VERSIONS),$(abspath $(MONGODS))/bin/mongod-$(version)),""); do \
+		LAB_MONGOD="$$binary" $(BIN)/python -m tests.campaign --seed $(SEED) --records $(RECORDS) --faults $(FAULTS) || exit 1; \
+	done
+
+# saferetry with one rule taken out at a time, and plain PyMongo: each must be seen.
+mutants: $(VENV)/.dev
+	for binary in $(if $(MONGODS),$(foreach version,$(CAMPAIGN_VERSIONS),$(abspath $(MONGODS))/bin/mongod-$(version)),""); do \
+		LAB_MONGOD="$$binary" $(BIN)/python -m tests.campaign.controls || exit 1; \
+	done
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -7,7 +7,9 @@ import sys
 import time
 
 from tests.campaign.campaign import Campaign, Report, server
-from tests.campaign.schedule import LANES, draw
+from tests.campaign.schedule import LANES, draw, draw_held
+
+_HELD_SHARE = 10  # one in so many records
 
 
 def main() -> int:
@@ -18,6 +20,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first record")
     parser.add_argument("--faults", type=int, default=0, help="observed faults to go on for, with further seeds")
     parser.add_argument("--lane", action="append", help="only these lanes (the seed then draws others)")
+    parser.add_argument("--held", action="store_true", help="only records whose copy is held in the engine")
     parser.add_argument("--mongod", help="path of a mongod")
     options = parser.parse_args()
     lanes = [lane for lane in LANES if not options.lane or lane.name in options.lane]
@@ -26,7 +29,11 @@ def main() -> int:
     with server(options.mongod) as (mongod, admin):
         while True:
             began = time.monotonic()
-            found = Campaign(draw(seed, options.records, lanes, first=options.first), mongod.port, admin).run()
+            found = Report()
+            if not options.held:
+                found.add(Campaign(draw(seed, options.records, lanes, first=options.first), mongod.port, admin).run())
+            if options.held or options.faults:
+                found.add(Campaign(draw_held(seed, max(1, options.records // _HELD_SHARE)), mongod.port, admin).run())
             report.add(found)
             _say(f"mongod {mongod.version}, seed {seed}, {time.monotonic() - began:.0f} s: {found.table().splitlines()[0]}")
             for violation in found.violations:

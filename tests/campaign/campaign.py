@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +19,13 @@ from pymongo import common
 
 from saferetry import RecordKey
 from saferetry.lab.mongod import Mongod
-from saferetry.lab.operations import end_transactions, wait_until_idle
+from saferetry.lab.operations import PeakCopies, end_transactions, wait_until_idle
 from tests.campaign import drawing, oracle
-from tests.campaign.faults import Failures, Observed
+from tests.campaign.faults import GIVEN_UP, Failures, Observed
 from tests.campaign.handling import RawDatabase, Told
 from tests.campaign.lanes import RunningLane, running
 from tests.campaign.oracle import Model, State, Transactions, judge_process, same, state_of
-from tests.campaign.schedule import Delivery, Plan, Schedule
+from tests.campaign.schedule import KINDS, Delivery, Plan, Schedule
 from tests.campaign.steps import COUNTER, DOCUMENTS, SHARED
 from tests.support import random_name
 
@@ -90,9 +92,11 @@ class Campaign:
         schedule: what is to be done.
         port: of the server.
         admin: a plain client of it, past the proxies.
+        mutant: name of the mutant that processes are to be; in this one it is active already.
     """
 
-    def __init__(self, schedule: Schedule, port: int, admin: pymongo.MongoClient[dict[str, Any]]) -> None:
+    def __init__(self, schedule: Schedule, port: int, admin: pymongo.MongoClient[dict[str, Any]], *, mutant: str = "") -> None:
+        self._mutant = mutant
         self.schedule = schedule
         self.report = Report()
         self._admin = admin
@@ -114,9 +118,9 @@ class Campaign:
         try:
             with ExitStack() as stack, mock.patch.object(common, "MIN_HEARTBEAT_INTERVAL", 0.02):
                 for described in self.schedule.lanes:
-                    lane = running(described, self._port, failures, self._name)
+                    lane = running(described, self._port, failures, self._name, self._mutant)
                     self._lanes[described.name] = stack.enter_context(lane)
-                with ThreadPoolExecutor(_AT_ONCE) as pool:
+                with ThreadPoolExecutor(1 if self.schedule.is_patient else _AT_ONCE) as pool:
                     list(pool.map(self._handle, self.schedule.plans))
                 self._look_again()
         finally:
@@ -136,7 +140,7 @@ class Campaign:
         deliveries = list(plan.deliveries)
         for number, delivery in enumerate(deliveries):  # grows meanwhile
             before = state
-            told, observed = self._deliver(plan, delivery)
+            told, observed, peak = self._deliver_watched(plan, delivery)
             self._settle(delivery, told)
             state = state_of(self._database, plan)
             self._note(plan, told, observed)
@@ -146,10 +150,18 @@ class Campaign:
                 (one,) = told
                 judgement = judge_process(plan, one, before, state, self._model)
                 faults = judgement.faults
+                if any(kind == GIVEN_UP for kind, _ in observed) and not (one.is_done or same(state, before)):
+                    faults.append("its copy was held until it was given up, and took effect afterwards")
                 with self._lock:
                     self._counted += judgement.counted
                     self._maybe += judgement.maybe
             faults += self._judge_sends(plan, delivery, told, observed)
+            if peak > 1:
+                faults.append(f"{peak} copies of its write were in the engine at a time")
+            if self.schedule.must_be_done:
+                faults += [f"it raised {one.error}, and is not done" for one in told if not one.is_done]
+            if self.schedule.is_patient and not plan.key_of and not delivery.faults + delivery.twin_faults:
+                faults += [f"nothing went wrong, and it raised {one.error}" for one in told if _is_disturbed(one)]
             if any(one.is_killed for one in told) and number + 1 == len(deliveries):
                 deliveries.append(Delivery(self.schedule.lanes[0].name))  # as a broker does; till then its locks stay
             if faults:
@@ -161,14 +173,27 @@ class Campaign:
         with self._lock:
             self._left[plan.owner] = (plan, state)
 
+    def _deliver_watched(self, plan: Plan, delivery: Delivery) -> tuple[list[Told], Observed, int]:
+        """Deliver, and watch the copies in the engine where one is to be held."""
+        if not any(KINDS[fault.kind].is_alone for fault in delivery.faults):
+            return (*self._deliver(plan, delivery), 0)
+        with PeakCopies(self._admin, self._lanes[delivery.lane].app_name) as watch:
+            told, observed = self._deliver(plan, delivery)
+        return told, observed, watch.peak
+
     def _deliver(self, plan: Plan, delivery: Delivery) -> tuple[list[Told], Observed]:
         if not delivery.twin:
             told, observed = self._lanes[delivery.lane].deliver(plan, delivery.faults)
             return [told], observed
+
+        def deliver_twin() -> Told:
+            time.sleep(delivery.twin_after)
+            return self._lanes[delivery.twin].deliver(plan, delivery.twin_faults)[0]
+
         with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(self._lanes[delivery.twin].deliver, plan, ())
+            other = pool.submit(deliver_twin)
             told, observed = self._lanes[delivery.lane].deliver(plan, delivery.faults)
-            return [told, other.result()[0]], observed
+            return [told, other.result()], observed
 
     def _settle(self, delivery: Delivery, told: list[Told]) -> None:
         """Wait for what the server still does for a delivery that ended with an error."""
@@ -180,22 +205,24 @@ class Campaign:
     def _markers(self, plan: Plan) -> int:
         identity = {
             "group": "campaign",
-            "stream": plan.owner,
+            "stream": plan.stream,
             "partition": 0,
             "position": plan.position,
             "epoch": "",
             "name": "campaign",
         }
-        return self._admin[MARKERS].saferetry_records.count_documents({"_id": identity})
+        return self._admin[MARKERS].saferetry_records.count_documents(
+            {"_id": identity, "digest": hashlib.sha256(plan.owner.encode()).digest()}
+        )
 
     def _judge_sends(self, plan: Plan, delivery: Delivery, told: list[Told], observed: Observed) -> list[str]:
         """Judge how often each write was sent: at one address, and within the bound."""
         faults = []
-        key = RecordKey(plan.owner, 0, plan.position, group="campaign").hashed()
+        key = RecordKey(plan.stream, 0, plan.position, group="campaign").hashed()
         for name, one in zip((delivery.lane, delivery.twin), told, strict=False):
             lane = self._lanes[name]
             sent = lane.sends.take(key)
-            if plan.guarantee == "transaction" or lane.lane.kind == "process":
+            if plan.guarantee != "process" or lane.lane.kind == "process":
                 continue
             overloaded = sum(count for (kind, _), count in observed.items() if kind == "server error")
             most = 2 * lane.lane.max_attempts * max(step.tries for step in plan.steps) + overloaded
@@ -244,6 +271,12 @@ class Campaign:
         )
         with self._lock:
             self.report.violations.append(text)
+
+
+def _is_disturbed(told: Told) -> bool:
+    """Whether it ended with an error that the handler and its data are not at fault for."""
+    error = told.error
+    return error is not None and not (error["data"] or error["app"] or error["type"] == "RetryRefusedError")
 
 
 @contextmanager

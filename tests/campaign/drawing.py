@@ -144,6 +144,13 @@ def _bulk_write(rng: random.Random) -> Step:
     return Step("bulk_write", {"requests": requests, "ordered": rng.random() < 0.5}, catches=rng.random() < 0.6)
 
 
+def _bulk_write_refill(rng: random.Random) -> Step:
+    """Draw members of one document, of two kinds, hence in two commands."""
+    key = _key(rng)
+    requests = [["DeleteOne", {"filter": {"_id": _id(key)}}], ["InsertOne", {"document": _document(rng, key)}]]
+    return Step("bulk_write", {"requests": requests})
+
+
 def _bulk_write_multi(rng: random.Random) -> Step:
     first, second, third, fourth = _keys(rng, 4)
     many = {"filter": {"_id": {"$in": [_id(first), _id(second)]}}}
@@ -198,6 +205,7 @@ _STEPS: tuple[tuple[int, Draw], ...] = (
     (3, _update_many),
     (2, _delete_many),
     (5, _bulk_write),
+    (2, _bulk_write_refill),
     (2, _bulk_write_multi),
     (4, _read),
     (4, _count),

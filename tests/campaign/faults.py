@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -12,9 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pymongo
+from pymongo.errors import OperationFailure
 
+from saferetry.lab.operations import copies
+from saferetry.lab.operations import running as running_operations
 from saferetry.lab.proxy import Mode, Proxy, Strike
 from tests.campaign.schedule import KINDS, Fault
+from tests.support import eventually
 
 _OWNER = re.compile(rb"r\d{6}")
 _SESSION = re.compile(rb"\x05id\x00\x10\x00\x00\x00\x04(.{16})", re.DOTALL)
@@ -36,7 +41,12 @@ _MODES: Mapping[str, Mode] = {
     "process killed before": "cut",
     "process killed after": "close",
     "process stopped": "notice",
+    "copy held": "notice",
 }
+GIVEN_UP = "copy held until given up"
+
+_HOLDS = ("hangDuringBatchInsert", "hangDuringBatchUpdate", "hangDuringBatchRemove", "hangBeforeFindAndModifyPerformsUpdate")
+_QUEUED = 0.1  # seconds that the last send waits behind the held copy
 _WRITES = ["insert", "update", "delete", "findAndModify", "commitTransaction"]
 _FAILING = [*_WRITES, "find", "aggregate", "distinct", "abortTransaction"]
 
@@ -47,7 +57,7 @@ class Failures:
     """Let the server answer one lane with errors; failCommand is one setting, so one delivery has it at a time."""
 
     def __init__(self, admin: pymongo.MongoClient[dict[str, Any]]) -> None:
-        self._admin = admin
+        self.admin = admin
         self.lock = threading.Lock()
         self.fired = 0
         self._before = self._ended()
@@ -63,7 +73,7 @@ class Failures:
                 data |= {"failCommands": _WRITES, "writeConcernError": {"code": fault.code, "errmsg": "injected"}}
             case _:
                 data |= {"errorCode": fault.code, **({"errorLabels": list(fault.labels)} if fault.labels else {})}
-        self._admin.admin.command("configureFailPoint", "failCommand", mode={"times": fault.times}, data=data)
+        self.admin.admin.command("configureFailPoint", "failCommand", mode={"times": fault.times}, data=data)
 
     def stop(self) -> None:
         """End it, and count how often it fired."""
@@ -73,7 +83,35 @@ class Failures:
 
     def _ended(self) -> int:
         """Switch it off, and return how often it fired since the server was started."""
-        return int(self._admin.admin.command("configureFailPoint", "failCommand", mode="off")["count"])
+        return int(self.admin.admin.command("configureFailPoint", "failCommand", mode="off")["count"])
+
+
+class Hold:
+    """Hold the copies of a lane's writes in the engine; of all clients, so that it needs the server for itself."""
+
+    def __init__(self, admin: pymongo.MongoClient[dict[str, Any]], app_name: str) -> None:
+        self._admin = admin
+        self._app_name = app_name
+        self._names: list[str] = []
+
+    def start(self, then: Callable[[], None]) -> None:
+        """Hold what comes, and do something as soon as it is held."""
+        for name in _HOLDS:
+            with contextlib.suppress(OperationFailure):  # 4.4 has not all of them
+                self._admin.admin.command("configureFailPoint", name, mode="alwaysOn", data={"shouldCheckForInterrupt": False})
+                self._names.append(name)
+        threading.Thread(target=self._when_held, args=(then,), name="when-held").start()
+
+    def _when_held(self, then: Callable[[], None]) -> None:
+        eventually(lambda: copies(running_operations(self._admin, self._app_name)))
+        then()
+
+    def release(self) -> bool:
+        """Let go; whether something was held."""
+        names, self._names = self._names, []
+        for name in names:
+            self._admin.admin.command("configureFailPoint", name, mode="off")
+        return bool(names)
 
 
 @dataclass
@@ -120,6 +158,7 @@ class Script:
         self._lock = threading.Lock()
         self._running: dict[bytes, _Running] = {}
         self._owner_of: dict[bytes, bytes] = {}
+        self._hold = Hold(failures.admin, app_name)
 
     @contextmanager
     def reserved(self, faults: Sequence[Fault]) -> Iterator[None]:
@@ -144,6 +183,8 @@ class Script:
             self._failures.stop()
             for fault, where in running.armed[:1]:
                 running.observed[fault.kind, where] += self._failures.fired
+        if self._hold.release():
+            running.observed[GIVEN_UP, running.actors.where()] += 1
         time.sleep(max(0.0, running.late_until - time.monotonic()))
         return running.observed
 
@@ -160,6 +201,8 @@ class Script:
             running.seen += 1
             for fault in running.faults:
                 length = 1 if KINDS[fault.kind].is_error else fault.times
+                if fault.kind == "copy held" and fault.place < place <= fault.place + fault.times:
+                    return self._strike_behind(fault, place)
                 if fault.place <= place < fault.place + length:
                     return self._strike(running, fault, running.actors.where() or command)
         return None
@@ -172,6 +215,12 @@ class Script:
         if found is not None:
             self._owner_of[session[1]] = found
         return self._owner_of.get(session[1])
+
+    def _strike_behind(self, fault: Fault, place: int) -> Strike:
+        """Return what befalls a send behind a held copy: it is cut, the last one waits for the copy's session."""
+        if place < fault.place + fault.times:
+            return Strike("cut")
+        return Strike("notice", 0.0, threading.Timer(_QUEUED, self._hold.release).start)
 
     def _strike(self, running: _Running, fault: Fault, where: str) -> Strike:
         def take_place() -> None:
@@ -192,5 +241,8 @@ class Script:
                     running.actors.kill()
                 case "process stopped":
                     running.actors.pause(fault.delay)
+                case "copy held":
+                    assert self.proxy is not None
+                    self._hold.start(self.proxy.disconnect)
 
         return Strike(_MODES[fault.kind], fault.delay if _MODES[fault.kind] != "notice" else 0.0, take_place)

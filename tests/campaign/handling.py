@@ -17,7 +17,7 @@ import saferetry
 from saferetry import Failure, RecordKey
 from saferetry.errors import SafeRetryError
 from tests.campaign import steps
-from tests.campaign.schedule import SOCKET_TIMEOUT, Lane, Plan
+from tests.campaign.schedule import Lane, Plan
 from tests.campaign.steps import AppError, Progress
 from tests.matrix.runner import Disguise
 
@@ -25,7 +25,6 @@ OPTIONS: dict[str, Any] = {
     "heartbeatFrequencyMS": 500,
     "serverMonitoringMode": "poll",
     "serverSelectionTimeoutMS": 3_000,
-    "socketTimeoutMS": round(SOCKET_TIMEOUT * 1000),
     "retryWrites": True,
 }
 _CODES_OF_DATA = frozenset({2, 14, 28, 66, 121, 11000})
@@ -73,7 +72,7 @@ def connect(lane: Lane, uri: str, app_name: str, **options: Any) -> Any:
     settings = saferetry.Settings(
         backoff_base_ms=2, backoff_cap_ms=20, max_attempts=lane.max_attempts, marker_database="campaign_markers"
     )
-    given = {**OPTIONS, "appName": app_name, **options}
+    given = {**OPTIONS, "socketTimeoutMS": round(lane.socket_timeout * 1000), "appName": app_name, **options}
     if lane.timeout:
         given["timeoutMS"] = round(lane.timeout * 1000)
         del given["socketTimeoutMS"]
@@ -114,16 +113,18 @@ class Handler:
     def decorated(self, work: Callable[..., Any]) -> Callable[..., Any]:
         """Return a handler around the body, plain or async."""
         plan = self.plan
+        if plan.guarantee == "outside":
+            return work
         options: dict[str, Any] = {}
         if plan.guarantee == "transaction":
             options = {"store_result": plan.stores}
         return saferetry.handler(
-            key=RecordKey(plan.owner, 0, plan.position, group="campaign", digest=plan.owner.encode()),
+            key=RecordKey(plan.stream, 0, plan.position, group="campaign", digest=plan.owner.encode()),
             guarantee=plan.guarantee,
             client=self._client,
             name="campaign",
             budget=plan.budget,
-            retry_on=(AppError,),
+            retry_on=(AppError, PyMongoError) if plan.retries else AppError,
             recoverer=self._recover if plan.recovers else None,
             **options,
         )(work)
@@ -146,7 +147,9 @@ class Handler:
             at=self.progress.at,
             executions=self.progress.executions,
             recovered=self.recovered,
-            writes=[[view.method, view.outcome.name, view.calls, view.sends] for view in views],
+            writes=[["", "UNKNOWN", 0, 0]]
+            if self.record is None
+            else [[view.method, view.outcome.name, view.calls, view.sends] for view in views],
             first_write=self.progress.first_write,
         )
 

@@ -31,7 +31,8 @@ class RunningLane:
         sends: what its clients sent; nothing for a process of its own.
     """
 
-    def __init__(self, lane: Lane, port: int, failures: Failures, database: str) -> None:
+    def __init__(self, lane: Lane, port: int, failures: Failures, database: str, mutant: str) -> None:
+        self.mutant = mutant
         self.lane = lane
         self.app_name = random_name("app")
         self.sends = Sends()
@@ -132,8 +133,6 @@ class AsyncLane(RunningLane):
 class ProcessLane(RunningLane):
     """A process of its own, that may be killed; the next delivery then gets another one."""
 
-    mutant = ""
-
     def open(self) -> None:
         self._process: TellingProcess | None = None
 
@@ -171,9 +170,9 @@ class ProcessLane(RunningLane):
 _KINDS: dict[str, type[RunningLane]] = {"sync": SyncLane, "threads": SyncLane, "async": AsyncLane, "process": ProcessLane}
 
 
-def running(lane: Lane, port: int, failures: Failures, database: str) -> RunningLane:
+def running(lane: Lane, port: int, failures: Failures, database: str, mutant: str) -> RunningLane:
     """Return a lane, not yet at work."""
-    return _KINDS[lane.kind](lane, port, failures, database)
+    return _KINDS[lane.kind](lane, port, failures, database, mutant)
 
 
 Deliver = Callable[[Plan, Delivery], tuple[Told, Observed]]

@@ -18,6 +18,7 @@ from tests.support.driving import run_without_waiting
 State = dict[str, list[dict[str, Any]]]  # the documents of one record, by collection, in the order they were inserted
 _UNSENT = {"NOT_SENT", "NOT_APPLIED"}
 _CANCELLED = {"CancelledError", "TimeoutError"}
+_MOST = 4  # documents shown
 _LATE = 1_000  # executions, after which no handler raises an error of its own any more
 
 
@@ -237,13 +238,14 @@ def _is_same_error(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def differ(what: str, after: State, allowed: Sequence[State]) -> str:
-    lines = [f"{what}, and it left {_shown(after)}"]
-    lines += [f"allowed {_shown(state)}" for state in allowed[-3:]]
+    """Say in what a state differs from each of those that are allowed; of many the last three."""
+    lines = [f"{what}, and left a state that is not allowed:"]
+    for state in allowed[-3:]:
+        for name in after:
+            here, there = (Counter(map(_frozen, given[name])) for given in (after, state))
+            more, less = list((here - there).elements())[:_MOST], list((there - here).elements())[:_MOST]
+            lines += [f"{name}: {more or 'nothing'} instead of {less or 'nothing'}"] if more or less else []
     return "\n    ".join(lines)
-
-
-def _shown(state: State) -> str:
-    return "; ".join(f"{name} {[_frozen(document) for document in documents][:12]}" for name, documents in state.items())
 
 
 @dataclass

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from tests.campaign import drawing
 from tests.campaign.steps import Condition, Step
 
-Guarantee = Literal["process", "transaction"]
+Guarantee = Literal["process", "transaction", "outside"]  # the last: no record at all
 LaneKind = Literal["sync", "async", "threads", "process"]
 
 
@@ -44,11 +44,15 @@ class Delivery:
         lane: who handles it.
         faults: what goes wrong meanwhile.
         twin: another lane that gets it at the same moment, "" for none.
+        twin_faults: what goes wrong there.
+        twin_after: seconds that it gets it later.
     """
 
     lane: str
     faults: tuple[Fault, ...] = ()
     twin: str = ""
+    twin_faults: tuple[Fault, ...] = ()
+    twin_after: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Plan:
         budget: seconds.
         recovers: whether the handler has a recoverer.
         stores: whether the result is stored with the marker.
+        retries: whether the handler is to be executed again after errors of the driver's too.
+        key_of: the record whose key this one has too, with another content; "" for none.
     """
 
     owner: str
@@ -72,11 +78,18 @@ class Plan:
     budget: float = 20.0
     recovers: bool = False
     stores: bool = False
+    retries: bool = False
+    key_of: str = ""
+
+    @property
+    def stream(self) -> str:
+        """The record's stream, which is its own."""
+        return self.key_of or self.owner
 
     @property
     def position(self) -> int:
         """The record's position in its stream."""
-        return int(self.owner[1:])
+        return int(self.stream[1:])
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -91,15 +104,14 @@ class Plan:
             for step in plain["steps"]
         )
         deliveries = tuple(
-            Delivery(
-                **{
-                    **delivery,
-                    "faults": tuple(Fault(**{**fault, "labels": tuple(fault["labels"])}) for fault in delivery["faults"]),
-                }
-            )
+            Delivery(**{**delivery, **{name: _faults(delivery[name]) for name in ("faults", "twin_faults")}})
             for delivery in plain["deliveries"]
         )
         return cls(**{**plain, "steps": steps, "deliveries": deliveries})
+
+
+def _faults(plain: Sequence[Mapping[str, Any]]) -> tuple[Fault, ...]:
+    return tuple(Fault(**{**fault, "labels": tuple(fault["labels"])}) for fault in plain)
 
 
 @dataclass(frozen=True)
@@ -112,6 +124,7 @@ class Kind:
         longest: how many commands in a row it may befall.
         delays: seconds, from and to.
         is_error: whether it is an error that the server answers with.
+        is_alone: whether it needs the server for itself.
     """
 
     weight: int
@@ -119,6 +132,7 @@ class Kind:
     longest: int = 10
     delays: tuple[float, float] = (0.0, 0.0)
     is_error: bool = False
+    is_alone: bool = False
 
 
 SOCKET_TIMEOUT = 0.5  # seconds
@@ -141,6 +155,8 @@ KINDS: Mapping[str, Kind] = {
     "process killed before": Kind(6, frozenset({"process"}), longest=1),
     "process killed after": Kind(6, frozenset({"process"}), longest=1),
     "process stopped": Kind(3, frozenset({"process"}), longest=1, delays=(0.1, 0.6)),
+    # The copy is held in the engine; so many sends after it are cut, then one waits for its session. Or all are cut.
+    "copy held": Kind(0, frozenset({"sync"}), is_alone=True),
 }
 _ERRORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (91, _RETRYABLE),
@@ -170,7 +186,8 @@ class Lane:
         kind: what it is.
         max_attempts: its setting.
         at_once: records it handles at a time.
-        timeout: whether its calls are under CSOT (`timeoutMS`), 0 for no.
+        timeout: seconds of its calls under CSOT (`timeoutMS`), 0 for none.
+        socket_timeout: seconds.
     """
 
     name: str
@@ -178,9 +195,9 @@ class Lane:
     max_attempts: int = 4
     at_once: int = 1
     timeout: float = 0.0
+    socket_timeout: float = SOCKET_TIMEOUT
 
 
-ONE_SYNC = (Lane("sync", "sync"),)
 LANES: tuple[Lane, ...] = (
     Lane("sync", "sync"),
     Lane("sync, two attempts", "sync", max_attempts=2),
@@ -195,11 +212,22 @@ LANES: tuple[Lane, ...] = (
 
 @dataclass(frozen=True)
 class Schedule:
-    """A campaign: everything that is drawn from one seed."""
+    """A campaign: everything that is drawn from one seed.
+
+    Attributes:
+        seed: of all records.
+        lanes: who handles them.
+        plans: the records.
+        is_patient: time limits are so long that a delivery without a fault has to go well, and one record is handled after
+            another.
+        must_be_done: what goes wrong may not keep any delivery from being done.
+    """
 
     seed: int
     lanes: tuple[Lane, ...]
     plans: tuple[Plan, ...]
+    is_patient: bool = False
+    must_be_done: bool = False
 
 
 def draw(seed: int, records: int, lanes: Sequence[Lane] = LANES, *, first: int = 0) -> Schedule:
@@ -215,21 +243,53 @@ def draw(seed: int, records: int, lanes: Sequence[Lane] = LANES, *, first: int =
     return Schedule(seed, tuple(lanes), tuple(draw_plan(seed, number, lanes) for number in numbers))
 
 
+_GUARANTEES: tuple[Guarantee, ...] = ("process", "transaction", "outside")
+
+
 def draw_plan(seed: int, number: int, lanes: Sequence[Lane]) -> Plan:
     """Draw one record."""
     rng = random.Random(f"{seed}/{number}")
-    guarantee: Guarantee = rng.choice(["process", "transaction"])
+    guarantee = rng.choices(_GUARANTEES, [45, 45, 10])[0]
     steps = drawing.steps(rng)
+    if guarantee == "outside":
+        steps = tuple(replace(step, tries=1) for step in steps)  # people's loops are repetitions inside records only
     count = rng.choices([1, 2, 3, 4, 5], [50, 25, 12, 8, 5])[0]
     deliveries = tuple(_draw_delivery(rng, lanes, guarantee, len(steps)) for _ in range(count))
     budget = rng.choice([1.5, 20.0, 20.0, 20.0])
-    return Plan(f"r{number:06d}", guarantee, steps, deliveries, budget, rng.random() < 0.3, rng.random() < 0.3)
+    recovers, stores, retries = (rng.random() < 0.3 for _ in range(3))
+    return Plan(f"r{number:06d}", guarantee, steps, deliveries, budget, recovers, stores, retries)
+
+
+PATIENT = Lane("sync, patient", "sync", socket_timeout=3.0)
+_HELD = (
+    "insert_one",
+    "insert_many",
+    "update_one",
+    "replace_one",
+    "delete_one",
+    "bulk_write",
+    "find_one_and_update",
+    "update_many",
+)
+
+
+def draw_held(seed: int, records: int) -> Schedule:
+    """Draw records of one step whose copy is held in the engine while its sends are cut, some until it is given up."""
+    plans = []
+    for number in range(records):
+        rng = random.Random(f"held {seed}/{number}")
+        step = drawing.steps(rng)[0]
+        while step.do not in _HELD:
+            step = drawing.steps(rng)[0]
+        fault = Fault("copy held", 0, rng.choice([1, 1, 2, 3, 20]))
+        plans.append(Plan(f"r{number:06d}", "process", (replace(step, condition=None),), (Delivery(PATIENT.name, (fault,)),)))
+    return Schedule(seed, (PATIENT,), tuple(plans), is_patient=True)
 
 
 def _draw_delivery(rng: random.Random, lanes: Sequence[Lane], guarantee: Guarantee, steps: int) -> Delivery:
     lane = rng.choice(lanes)
     kinds = {name: kind.weight for name, kind in KINDS.items() if lane.kind in kind.lanes}
-    if guarantee == "process":
+    if guarantee != "transaction":
         kinds.pop("process stopped", None)  # somebody else goes on meanwhile, with plain PyMongo's result
     count = rng.choices([0, 1, 2, 3], [10, 55, 25, 10])[0]
     drawn = rng.choices(list(kinds), list(kinds.values()), k=count)
