@@ -7,21 +7,18 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 from unittest import mock
 
-import pymongo
 from pymongo import common
 
 from saferetry import RecordKey
-from saferetry.lab.mongod import Mongod
 from saferetry.lab.operations import PeakCopies, end_transactions, wait_until_idle
 from tests.campaign import drawing, oracle
-from tests.campaign.faults import GIVEN_UP, Failures, Observed
+from tests.campaign.faults import GIVEN_UP, Observed
+from tests.campaign.grounds import Ground
 from tests.campaign.handling import RawDatabase, Told
 from tests.campaign.lanes import RunningLane, running
 from tests.campaign.oracle import Model, State, Transactions, judge_process, same, state_of
@@ -90,20 +87,19 @@ class Campaign:
 
     Args:
         schedule: what is to be done.
-        port: of the server.
-        admin: a plain client of it, past the proxies.
+        ground: where.
         mutant: name of the mutant that processes are to be; in this one it is active already.
     """
 
-    def __init__(self, schedule: Schedule, port: int, admin: pymongo.MongoClient[dict[str, Any]], *, mutant: str = "") -> None:
+    def __init__(self, schedule: Schedule, ground: Ground, *, mutant: str = "") -> None:
         self._mutant = mutant
         self.schedule = schedule
         self.report = Report()
-        self._admin = admin
-        self._port = port
+        self._ground = ground
+        self._admin = ground.admin
         self._name = random_name("campaign")
-        self._database: RawDatabase = admin[self._name]
-        self._clean: RawDatabase = admin[self._name + "_clean"]
+        self._database: RawDatabase = ground.admin.get_database(self._name, read_concern=ground.read_concern)
+        self._clean: RawDatabase = ground.clean[self._name + "_clean"]
         self._model = Model(self._clean)
         self._lock = threading.Lock()
         self._lanes: dict[str, RunningLane] = {}
@@ -112,13 +108,12 @@ class Campaign:
 
     def run(self) -> Report:
         """Run it."""
-        failures = Failures(self._admin)
         prepare(self._database)
         prepare(self._clean)
         try:
             with ExitStack() as stack, mock.patch.object(common, "MIN_HEARTBEAT_INTERVAL", 0.02):
                 for described in self.schedule.lanes:
-                    lane = running(described, self._port, failures, self._name, self._mutant)
+                    lane = running(described, self._ground, self._name, self._mutant)
                     self._lanes[described.name] = stack.enter_context(lane)
                 with ThreadPoolExecutor(1 if self.schedule.is_patient else _AT_ONCE) as pool:
                     list(pool.map(self._handle, self.schedule.plans))
@@ -127,7 +122,7 @@ class Campaign:
             for lane in self._lanes.values():
                 end_transactions(self._admin, lane.app_name)
             for database in (self._database, self._clean):
-                self._admin.drop_database(database.name)
+                database.client.drop_database(database.name)
             self._admin[MARKERS].saferetry_records.delete_many({"_id.group": "campaign"})
         return self.report
 
@@ -141,6 +136,7 @@ class Campaign:
         for number, delivery in enumerate(deliveries):  # grows meanwhile
             before = state
             told, observed, peak = self._deliver_watched(plan, delivery)
+            self._ground.settle()
             self._settle(delivery, told)
             state = state_of(self._database, plan)
             self._note(plan, told, observed)
@@ -211,9 +207,10 @@ class Campaign:
             "epoch": "",
             "name": "campaign",
         }
-        return self._admin[MARKERS].saferetry_records.count_documents(
+        markers: int = self._admin[MARKERS].saferetry_records.count_documents(
             {"_id": identity, "digest": hashlib.sha256(plan.owner.encode()).digest()}
         )
+        return markers
 
     def _judge_sends(self, plan: Plan, delivery: Delivery, told: list[Told], observed: Observed) -> list[str]:
         """Judge how often each write was sent: at one address, and within the bound."""
@@ -252,6 +249,7 @@ class Campaign:
 
     def _look_again(self) -> None:
         """Look at every record once more when nothing is at work any more, for what came late."""
+        self._ground.settle()
         for lane in self._lanes.values():
             wait_until_idle(self._admin, lane.app_name)
         for plan, state in self._left.values():
@@ -277,10 +275,3 @@ def _is_disturbed(told: Told) -> bool:
     """Whether it ended with an error that the handler and its data are not at fault for."""
     error = told.error
     return error is not None and not (error["data"] or error["app"] or error["type"] == "RetryRefusedError")
-
-
-@contextmanager
-def server(binary: str | None = None) -> Iterator[tuple[Mongod, pymongo.MongoClient[dict[str, Any]]]]:
-    """Give a server and a plain client of it."""
-    with Mongod(binary) as mongod, pymongo.MongoClient[dict[str, Any]](mongod.uri, appName=random_name("admin")) as admin:
-        yield mongod, admin

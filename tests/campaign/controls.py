@@ -20,7 +20,8 @@ from pymongo.read_concern import ReadConcern
 
 from saferetry.lab.replica_set import ReplicaSet
 from tests.campaign import drawing
-from tests.campaign.campaign import Campaign, prepare, server
+from tests.campaign.campaign import Campaign, prepare
+from tests.campaign.grounds import Ground, one_node
 from tests.campaign.handling import Handler, connect
 from tests.campaign.mutants import MUTANTS
 from tests.campaign.oracle import state_of
@@ -144,12 +145,12 @@ class Outcome:
         return f"caught    {self.mutant} ({MUTANTS[self.mutant].takes_out}): {where} {' '.join(what[:-1])[:240]}"
 
 
-def play(name: str, port: int, admin: pymongo.MongoClient[dict[str, Any]]) -> Outcome:
+def play(name: str, ground: Ground) -> Outcome:
     """Play a control on a server."""
     schedule = SCHEDULES[name]
-    unmutated = Campaign(schedule, port, admin).run().violations
+    unmutated = Campaign(schedule, ground).run().violations
     with MUTANTS[name].active():
-        seen = Campaign(schedule, port, admin, mutant=name).run().violations
+        seen = Campaign(schedule, ground, mutant=name).run().violations
     return Outcome(name, seen, unmutated)
 
 
@@ -200,12 +201,12 @@ def main() -> int:
     parser.add_argument("--mongod", help="path of a mongod")
     options = parser.parse_args()
     outcomes: list[Outcome] = []
-    with server(options.mongod) as (mongod, admin):
+    with one_node(options.mongod) as (ground, version):
         for name in options.mutants:
-            if name in BEFORE_5 and not mongod.version.startswith("4."):
-                sys.stdout.write(f"left out  {name}: mongod {mongod.version} does not do that\n")
+            if name in BEFORE_5 and not version.startswith("4."):
+                sys.stdout.write(f"left out  {name}: mongod {version} does not do that\n")
                 continue
-            outcomes.append(play_on_replica_set() if name == REPLICA_SET else play(name, mongod.port, admin))
+            outcomes.append(play_on_replica_set() if name == REPLICA_SET else play(name, ground))
             sys.stdout.write(outcomes[-1].line() + "\n")
             sys.stdout.flush()
     caught = sum(outcome.is_caught for outcome in outcomes)

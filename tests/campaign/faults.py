@@ -42,6 +42,8 @@ _MODES: Mapping[str, Mode] = {
     "process killed after": "close",
     "process stopped": "notice",
     "copy held": "notice",
+    "primary killed": "notice",
+    "primary stepped down": "notice",
 }
 GIVEN_UP = "copy held until given up"
 
@@ -87,23 +89,22 @@ class Failures:
 
 
 class Hold:
-    """Hold the copies of a lane's writes in the engine; of all clients, so that it needs the server for itself."""
+    """Hold the copies of writes in the engine, of all clients, so that it needs the server for itself."""
 
-    def __init__(self, admin: pymongo.MongoClient[dict[str, Any]], app_name: str) -> None:
+    def __init__(self, admin: pymongo.MongoClient[dict[str, Any]]) -> None:
         self._admin = admin
-        self._app_name = app_name
         self._names: list[str] = []
 
-    def start(self, then: Callable[[], None]) -> None:
+    def start(self, app_name: str, then: Callable[[], None]) -> None:
         """Hold what comes, and do something as soon as it is held."""
         for name in _HOLDS:
             with contextlib.suppress(OperationFailure):  # 4.4 has not all of them
                 self._admin.admin.command("configureFailPoint", name, mode="alwaysOn", data={"shouldCheckForInterrupt": False})
                 self._names.append(name)
-        threading.Thread(target=self._when_held, args=(then,), name="when-held").start()
+        threading.Thread(target=self._when_held, args=(app_name, then), name="when-held").start()
 
-    def _when_held(self, then: Callable[[], None]) -> None:
-        eventually(lambda: copies(running_operations(self._admin, self._app_name)))
+    def _when_held(self, app_name: str, then: Callable[[], None]) -> None:
+        eventually(lambda: copies(running_operations(self._admin, app_name)) or not self._names)
         then()
 
     def release(self) -> bool:
@@ -119,12 +120,14 @@ class Actors:
     """What a fault can do beside what the proxy does.
 
     Attributes:
+        app_name: of the lane's clients.
         where: the method that the record is at.
         kill: ends the process.
         pause: stops the process for some seconds.
         cancel: cancels the task.
     """
 
+    app_name: str
     where: Callable[[], str] = lambda: ""
     kill: Callable[[], object] = lambda: None
     pause: Callable[[float], object] = lambda _: None
@@ -135,6 +138,7 @@ class Actors:
 class _Running:
     """One delivery."""
 
+    app_name: str
     faults: Sequence[Fault]
     actors: Actors
     seen: int = 0
@@ -144,21 +148,24 @@ class _Running:
 
 
 class Script:
-    """Decide what befalls each command of a lane.
+    """Decide what befalls each command of the lanes that go through some proxies.
 
     Args:
-        app_name: of the lane's clients.
         failures: of the server.
+
+    Attributes:
+        proxies: that it is in force at.
+        disasters: what can happen to servers; each says whether it does.
     """
 
-    def __init__(self, app_name: str, failures: Failures) -> None:
-        self.proxy: Proxy | None = None
-        self._app_name = app_name
+    def __init__(self, failures: Failures) -> None:
+        self.proxies: list[Proxy] = []
+        self.disasters: dict[str, Callable[[], bool]] = {}
         self._failures = failures
         self._lock = threading.Lock()
-        self._running: dict[bytes, _Running] = {}
+        self._running: dict[bytes, list[_Running]] = {}
         self._owner_of: dict[bytes, bytes] = {}
-        self._hold = Hold(failures.admin, app_name)
+        self._hold = Hold(failures.admin)
 
     @contextmanager
     def reserved(self, faults: Sequence[Fault]) -> Iterator[None]:
@@ -171,14 +178,18 @@ class Script:
             yield
 
     def begin(self, owner: str, faults: Sequence[Fault], actors: Actors) -> None:
-        """Let faults befall a record's commands from now on."""
+        """Let faults befall a record's commands from now on; where two lanes share proxies, those of the first."""
         with self._lock:
-            self._running[owner.encode()] = _Running(faults, actors)
+            self._running.setdefault(owner.encode(), []).append(_Running(actors.app_name, faults, actors))
 
-    def end(self, owner: str) -> Observed:
+    def end(self, owner: str, app_name: str) -> Observed:
         """End that; return what took place, once all that was late has arrived."""
         with self._lock:
-            running = self._running.pop(owner.encode())
+            here = self._running[owner.encode()]
+            running = next(found for found in here if found.app_name == app_name)
+            here.remove(running)
+            if not here:
+                del self._running[owner.encode()]
         if any(KINDS[fault.kind].is_error for fault in running.faults):
             self._failures.stop()
             for fault, where in running.armed[:1]:
@@ -194,9 +205,9 @@ class Script:
             return None
         with self._lock:
             owner = self._owner(frame)
-            running = self._running.get(owner) if owner is not None else None
-            if running is None:
+            if owner not in self._running:
                 return None
+            running = self._running[owner][0]
             place = running.seen
             running.seen += 1
             for fault in running.faults:
@@ -216,6 +227,10 @@ class Script:
             self._owner_of[session[1]] = found
         return self._owner_of.get(session[1])
 
+    def _disconnect(self) -> None:
+        for proxy in self.proxies:
+            proxy.disconnect()
+
     def _strike_behind(self, fault: Fault, place: int) -> Strike:
         """Return what befalls a send behind a held copy: it is cut, the last one waits for the copy's session."""
         if place < fault.place + fault.times:
@@ -224,17 +239,17 @@ class Script:
 
     def _strike(self, running: _Running, fault: Fault, where: str) -> Strike:
         def take_place() -> None:
-            if not KINDS[fault.kind].is_error:
+            happens = self.disasters.get(fault.kind)
+            if not KINDS[fault.kind].is_error and (happens is None or happens()):
                 running.observed[fault.kind, where] += 1
             match fault.kind:
                 case "request late":
                     running.late_until = max(running.late_until, time.monotonic() + fault.delay + 0.05)
                 case "disconnected":
-                    assert self.proxy is not None
-                    self.proxy.disconnect()
+                    self._disconnect()
                 case "server error" | "server closes" | "write concern error":
                     running.armed.append((fault, where))
-                    self._failures.start(self._app_name, fault)
+                    self._failures.start(running.app_name, fault)
                 case "task cancelled":
                     running.actors.cancel()
                 case "process killed before" | "process killed after":
@@ -242,7 +257,6 @@ class Script:
                 case "process stopped":
                     running.actors.pause(fault.delay)
                 case "copy held":
-                    assert self.proxy is not None
-                    self._hold.start(self.proxy.disconnect)
+                    self._hold.start(running.app_name, self._disconnect)
 
         return Strike(_MODES[fault.kind], fault.delay if _MODES[fault.kind] != "notice" else 0.0, take_place)

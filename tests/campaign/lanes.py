@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
 from saferetry.lab.processes import ProcessError, TellingProcess
-from saferetry.lab.proxy import Proxy
-from tests.campaign.faults import Actors, Failures, Observed, Script
+from tests.campaign.faults import Actors, Observed
+from tests.campaign.grounds import Ground
 from tests.campaign.handling import Handler, Told, connect
-from tests.campaign.schedule import Delivery, Fault, Lane, Plan
+from tests.campaign.schedule import Fault, Lane, Plan
 from tests.campaign.sends import Sends
 from tests.support import random_name
 from tests.support.driving import run_without_waiting
@@ -31,30 +30,24 @@ class RunningLane:
         sends: what its clients sent; nothing for a process of its own.
     """
 
-    def __init__(self, lane: Lane, port: int, failures: Failures, database: str, mutant: str) -> None:
-        self.mutant = mutant
+    def __init__(self, lane: Lane, ground: Ground, database: str, mutant: str) -> None:
         self.lane = lane
         self.app_name = random_name("app")
         self.sends = Sends()
-        self.script = Script(self.app_name, failures)
-        self.proxy = self.script.proxy = Proxy(port)
         self.database = database
+        self.mutant = mutant
+        self.options = ground.options
+        self._attached = ground.attached()
         self._free = threading.Semaphore(lane.at_once)
 
     def __enter__(self) -> Self:
-        self.proxy.start()
-        self.proxy.follow(self.script)
+        self.script, self.uri = self._attached.__enter__()
         self.open()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-        self.proxy.close()
-
-    @property
-    def uri(self) -> str:
-        """The server's, through the proxy."""
-        return f"mongodb://127.0.0.1:{self.proxy.port}/?directConnection=true"
+        self._attached.__exit__(None, None, None)
 
     def open(self) -> None:
         """Connect."""
@@ -66,17 +59,20 @@ class RunningLane:
         """Hand a record over; return what is told, and the faults that took place."""
         with self._free, self.script.reserved(faults):
             told = self._handle(plan, faults)
-            return told, self.script.end(plan.owner)
+            return told, self.script.end(plan.owner, self.app_name)
 
     def _handle(self, plan: Plan, faults: tuple[Fault, ...]) -> Told:
         raise NotImplementedError
+
+    def _connect(self) -> Any:
+        return connect(self.lane, self.uri, self.app_name, event_listeners=[self.sends], **self.options)
 
 
 class SyncLane(RunningLane):
     """A sync client, used by one thread or several."""
 
     def open(self) -> None:
-        self._client = connect(self.lane, self.uri, self.app_name, event_listeners=[self.sends])
+        self._client = self._connect()
         self._client.admin.command("ping")
 
     def close(self) -> None:
@@ -85,7 +81,7 @@ class SyncLane(RunningLane):
     def _handle(self, plan: Plan, faults: tuple[Fault, ...]) -> Told:
         handler = Handler(plan, self._client, self.database)
         handle = handler.decorated(lambda argument: run_without_waiting(handler.work(argument)))
-        self.script.begin(plan.owner, faults, Actors(handler.where))
+        self.script.begin(plan.owner, faults, Actors(self.app_name, handler.where))
         try:
             return handler.done(handle(plan))
         except Exception as exc:  # noqa: BLE001 - the oracle judges
@@ -99,7 +95,7 @@ class AsyncLane(RunningLane):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=self.lane.name, daemon=True)
         self._thread.start()
-        self._client = connect(self.lane, self.uri, self.app_name, event_listeners=[self.sends])
+        self._client = self._connect()
         asyncio.run_coroutine_threadsafe(self._client.admin.command("ping"), self._loop).result(_PATIENCE)
 
     def close(self) -> None:
@@ -118,7 +114,9 @@ class AsyncLane(RunningLane):
             task = asyncio.current_task()
             assert task is not None
             cancel = task.cancel
-            self.script.begin(plan.owner, faults, Actors(handler.where, cancel=lambda: self._loop.call_soon_threadsafe(cancel)))
+            self.script.begin(
+                plan.owner, faults, Actors(self.app_name, handler.where, cancel=lambda: self._loop.call_soon_threadsafe(cancel))
+            )
             try:
                 return handler.done(await handler.decorated(work)(plan))
             except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 - the oracle judges
@@ -148,7 +146,7 @@ class ProcessLane(RunningLane):
             process.pause()
             threading.Timer(seconds, process.resume).start()
 
-        self.script.begin(plan.owner, faults, Actors(kill=process.kill, pause=pause))
+        self.script.begin(plan.owner, faults, Actors(self.app_name, kill=process.kill, pause=pause))
         process.ask(**plan.as_json())
         try:
             told = process.wait_for("told", _PATIENCE)
@@ -161,8 +159,9 @@ class ProcessLane(RunningLane):
         return Told(**{name: value for name, value in told.items() if name != "event"})
 
     def _start(self) -> TellingProcess:
-        plan = {"lane": asdict(self.lane), "uri": self.uri, "app_name": self.app_name, "database": self.database}
-        process = TellingProcess("tests.campaign.worker", {**plan, "mutant": self.mutant}, folder=ROOT)
+        plan = {"lane": asdict(self.lane), "uri": self.uri, "app_name": self.app_name, "options": self.options}
+        plan |= {"database": self.database, "mutant": self.mutant}
+        process = TellingProcess("tests.campaign.worker", plan, folder=ROOT)
         process.wait_for("ready")
         return process
 
@@ -170,9 +169,6 @@ class ProcessLane(RunningLane):
 _KINDS: dict[str, type[RunningLane]] = {"sync": SyncLane, "threads": SyncLane, "async": AsyncLane, "process": ProcessLane}
 
 
-def running(lane: Lane, port: int, failures: Failures, database: str, mutant: str) -> RunningLane:
+def running(lane: Lane, ground: Ground, database: str, mutant: str) -> RunningLane:
     """Return a lane, not yet at work."""
-    return _KINDS[lane.kind](lane, port, failures, database, mutant)
-
-
-Deliver = Callable[[Plan, Delivery], tuple[Told, Observed]]
+    return _KINDS[lane.kind](lane, ground, database, mutant)

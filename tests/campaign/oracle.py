@@ -273,21 +273,21 @@ class Transactions:
         if self.is_done and not is_once:
             faults.append("it was done, and is not any more")
         for one in told:
-            faults += self._judge_one(one, is_once=is_once)
+            faults += self._judge_one(one, is_once=is_once, is_alone=len(told) == 1)
         ran = [one for one in told if one.is_done and one.answer == self.clean.results and not self.plan.stores]
         if len(ran) > (0 if self.is_done else 1):
             faults.append(f"{len(ran)} deliveries ran the handler to its end, and it was done before: {self.is_done}")
         self.is_done = self.is_done or is_once
         return faults
 
-    def _judge_one(self, told: Told, *, is_once: bool) -> list[str]:
+    def _judge_one(self, told: Told, *, is_once: bool, is_alone: bool) -> list[str]:
         if told.is_killed:
             return []
         if told.is_done:
             faults = [] if is_once else ["it returned, and nothing was done"]
             answers = [self.clean.results] if self.plan.stores else [self.clean.results, None]
             return faults if told.answer in answers else [*faults, f"it returned {told.answer}, not one of {answers}"]
-        if told.recovered and is_once and not self.is_done:
+        if told.recovered and is_once and is_alone:  # of two at a time one may fail for good before the other one commits
             return [f"its recoverer was called ({told.recovered}), and it is done"]
         if (
             self.clean.leaves_transaction()

@@ -157,7 +157,10 @@ KINDS: Mapping[str, Kind] = {
     "process stopped": Kind(3, frozenset({"process"}), longest=1, delays=(0.1, 0.6)),
     # The copy is held in the engine; so many sends after it are cut, then one waits for its session. Or all are cut.
     "copy held": Kind(0, frozenset({"sync"}), is_alone=True),
+    "primary killed": Kind(0, longest=1),
+    "primary stepped down": Kind(0, longest=1),
 }
+_DISASTERS = {"primary killed": 3, "primary stepped down": 3}
 _ERRORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (91, _RETRYABLE),
     (91, ()),
@@ -230,7 +233,7 @@ class Schedule:
     must_be_done: bool = False
 
 
-def draw(seed: int, records: int, lanes: Sequence[Lane] = LANES, *, first: int = 0) -> Schedule:
+def draw(seed: int, records: int, lanes: Sequence[Lane] = LANES, *, first: int = 0, nodes: int = 1) -> Schedule:
     """Draw a schedule; each record is drawn from seed and number alone, so that it can be replayed alone.
 
     Args:
@@ -238,15 +241,16 @@ def draw(seed: int, records: int, lanes: Sequence[Lane] = LANES, *, first: int =
         records: how many.
         lanes: who handles them.
         first: the number of the first record.
+        nodes: of the replica set; with several their primary is killed, and steps down.
     """
     numbers = range(first, first + records)
-    return Schedule(seed, tuple(lanes), tuple(draw_plan(seed, number, lanes) for number in numbers))
+    return Schedule(seed, tuple(lanes), tuple(draw_plan(seed, number, lanes, nodes) for number in numbers))
 
 
 _GUARANTEES: tuple[Guarantee, ...] = ("process", "transaction", "outside")
 
 
-def draw_plan(seed: int, number: int, lanes: Sequence[Lane]) -> Plan:
+def draw_plan(seed: int, number: int, lanes: Sequence[Lane], nodes: int = 1) -> Plan:
     """Draw one record."""
     rng = random.Random(f"{seed}/{number}")
     guarantee = rng.choices(_GUARANTEES, [45, 45, 10])[0]
@@ -254,8 +258,8 @@ def draw_plan(seed: int, number: int, lanes: Sequence[Lane]) -> Plan:
     if guarantee == "outside":
         steps = tuple(replace(step, tries=1) for step in steps)  # people's loops are repetitions inside records only
     count = rng.choices([1, 2, 3, 4, 5], [50, 25, 12, 8, 5])[0]
-    deliveries = tuple(_draw_delivery(rng, lanes, guarantee, len(steps)) for _ in range(count))
-    budget = rng.choice([1.5, 20.0, 20.0, 20.0])
+    deliveries = tuple(_draw_delivery(rng, lanes, guarantee, len(steps), nodes) for _ in range(count))
+    budget = rng.choice([1.5, 20.0, 20.0, 20.0]) if nodes == 1 else 40.0
     recovers, stores, retries = (rng.random() < 0.3 for _ in range(3))
     return Plan(f"r{number:06d}", guarantee, steps, deliveries, budget, recovers, stores, retries)
 
@@ -286,11 +290,13 @@ def draw_held(seed: int, records: int) -> Schedule:
     return Schedule(seed, (PATIENT,), tuple(plans), is_patient=True)
 
 
-def _draw_delivery(rng: random.Random, lanes: Sequence[Lane], guarantee: Guarantee, steps: int) -> Delivery:
+def _draw_delivery(rng: random.Random, lanes: Sequence[Lane], guarantee: Guarantee, steps: int, nodes: int) -> Delivery:
     lane = rng.choice(lanes)
     kinds = {name: kind.weight for name, kind in KINDS.items() if lane.kind in kind.lanes}
     if guarantee != "transaction":
         kinds.pop("process stopped", None)  # somebody else goes on meanwhile, with plain PyMongo's result
+    if nodes > 1:  # failCommand is a setting of one server
+        kinds = {name: weight for name, weight in kinds.items() if not KINDS[name].is_error} | _DISASTERS
     count = rng.choices([0, 1, 2, 3], [10, 55, 25, 10])[0]
     drawn = rng.choices(list(kinds), list(kinds.values()), k=count)
     faults = tuple(sorted((_draw_fault(rng, name, steps, guarantee) for name in drawn), key=lambda fault: fault.place))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from pymongo import MongoClient
 
 from tests.campaign.campaign import Campaign
-from tests.campaign.schedule import KINDS, Plan, draw, draw_plan
-from tests.conftest import FIGURE
-from tests.support import Mongod, app_name
+from tests.campaign.grounds import OneNode
+from tests.campaign.schedule import KINDS, Plan, draw, draw_held, draw_plan
+from tests.conftest import FIGURE, RawClient
+from tests.support import Mongod
 
 RECORDS = 100
 SEEDS = (1, 2, 3)
@@ -20,9 +20,10 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_that_must_not_be_is_seen(seed: int, mongod: Mongod, record_property: Callable[[str, object], None]) -> None:
-    with MongoClient[dict[str, object]](mongod.uri, appName=app_name()) as admin:
-        report = Campaign(draw(seed, RECORDS), mongod.port, admin).run()
+def test_nothing_that_must_not_be_is_seen(
+    seed: int, mongod: Mongod, admin: RawClient, record_property: Callable[[str, object], None]
+) -> None:
+    report = Campaign(draw(seed, RECORDS), OneNode(mongod.port, admin)).run()
     record_property(FIGURE, f"seed {seed}: {report.table()}")
     assert not report.violations, "\n".join(report.violations)
     assert report.records == RECORDS
@@ -43,4 +44,6 @@ def test_a_plan_is_data() -> None:
 def test_every_kind_of_fault_is_drawn() -> None:
     plans = [draw_plan(9, number, draw(9, 1).lanes) for number in range(600)]
     drawn = {fault.kind for plan in plans for delivery in plan.deliveries for fault in delivery.faults}
+    drawn |= {fault.kind for delivery in draw_held(9, 1).plans[0].deliveries for fault in delivery.faults}
+    drawn |= {fault.kind for plan in draw(9, 200, nodes=3).plans for delivery in plan.deliveries for fault in delivery.faults}
     assert drawn == set(KINDS)
