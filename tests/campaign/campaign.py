@@ -15,13 +15,13 @@ from unittest import mock
 from pymongo import common
 
 from saferetry import RecordKey
-from saferetry.lab.operations import PeakCopies, end_transactions, wait_until_idle
+from saferetry.lab.operations import PeakCopies, wait_until_idle
 from tests.campaign import drawing, oracle
 from tests.campaign.faults import GIVEN_UP, Observed
-from tests.campaign.grounds import Ground
+from tests.campaign.grounds import Ground, patiently
 from tests.campaign.handling import RawDatabase, Told
 from tests.campaign.lanes import RunningLane, running
-from tests.campaign.oracle import Model, State, Transactions, judge_process, same, state_of
+from tests.campaign.oracle import Model, State, Transactions, judge_process, put, same, state_of
 from tests.campaign.schedule import KINDS, Delivery, Plan, Schedule
 from tests.campaign.steps import COUNTER, DOCUMENTS, SHARED
 from tests.support import random_name
@@ -119,16 +119,18 @@ class Campaign:
                     list(pool.map(self._handle, self.schedule.plans))
                 self._look_again()
         finally:
-            for lane in self._lanes.values():
-                end_transactions(self._admin, lane.app_name)
+            self._admin.admin.command(
+                "killAllSessions", []
+            )  # what the dead have left open would keep databases from being dropped
             for database in (self._database, self._clean):
                 database.client.drop_database(database.name)
             self._admin[MARKERS].saferetry_records.delete_many({"_id.group": "campaign"})
         return self.report
 
     def _handle(self, plan: Plan) -> None:
-        self._database[DOCUMENTS].insert_many(drawing.first_documents(plan.owner))
-        state = state_of(self._database, plan)
+        patiently(lambda: put(self._database, plan, {DOCUMENTS: drawing.first_documents(plan.owner)}))
+        self._ground.settle()
+        state = self._look(plan)
         transactions = None
         if plan.guarantee == "transaction":
             transactions = Transactions(plan, state, self._model.run(plan, state))
@@ -138,7 +140,7 @@ class Campaign:
             told, observed, peak = self._deliver_watched(plan, delivery)
             self._ground.settle()
             self._settle(delivery, told)
-            state = state_of(self._database, plan)
+            state = self._look(plan)
             self._note(plan, told, observed)
             if transactions is not None:
                 faults = transactions.judge(told, state, self._markers(plan))
@@ -196,7 +198,13 @@ class Campaign:
         for name, one in zip((delivery.lane, delivery.twin), told, strict=False):
             if one.is_done:
                 continue
-            wait_until_idle(self._admin, self._lanes[name].app_name)
+            self._wait_until_idle(self._lanes[name])
+
+    def _wait_until_idle(self, lane: RunningLane) -> None:
+        patiently(lambda: wait_until_idle(self._admin, lane.app_name))
+
+    def _look(self, plan: Plan) -> State:
+        return patiently(lambda: state_of(self._database, plan))
 
     def _markers(self, plan: Plan) -> int:
         identity = {
@@ -207,10 +215,9 @@ class Campaign:
             "epoch": "",
             "name": "campaign",
         }
-        markers: int = self._admin[MARKERS].saferetry_records.count_documents(
-            {"_id": identity, "digest": hashlib.sha256(plan.owner.encode()).digest()}
-        )
-        return markers
+        markers = self._admin[MARKERS].get_collection("saferetry_records", read_concern=self._ground.read_concern)
+        its_own = {"_id": identity, "digest": hashlib.sha256(plan.owner.encode()).digest()}
+        return patiently(lambda: markers.count_documents(its_own))
 
     def _judge_sends(self, plan: Plan, delivery: Delivery, told: list[Told], observed: Observed) -> list[str]:
         """Judge how often each write was sent: at one address, and within the bound."""
@@ -251,9 +258,9 @@ class Campaign:
         """Look at every record once more when nothing is at work any more, for what came late."""
         self._ground.settle()
         for lane in self._lanes.values():
-            wait_until_idle(self._admin, lane.app_name)
+            self._wait_until_idle(lane)
         for plan, state in self._left.values():
-            now = state_of(self._database, plan)
+            now = self._look(plan)
             if not same(now, state):
                 self._violation(plan, "afterwards", [oracle.differ("it changed once more", now, [state])])
         counter = self._database[SHARED].find_one({"_id": COUNTER}) or {}

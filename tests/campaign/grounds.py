@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pymongo
+from pymongo.errors import ConnectionFailure, NotPrimaryError
 from pymongo.read_concern import ReadConcern
 
 from saferetry.lab.mongod import Mongod
@@ -18,7 +19,21 @@ from tests.campaign.faults import Failures, Script
 from tests.support import random_name
 
 RawClient = pymongo.MongoClient[dict[str, Any]]
+T = TypeVar("T")
+_PATIENCE = 60.0  # seconds
 _DOWN = 0.3  # seconds that a killed member stays down
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """Ask again while there is no primary, or the connection is lost with those of the lanes."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return ask()
+        except (ConnectionFailure, NotPrimaryError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 class Ground(Protocol):
@@ -93,7 +108,8 @@ class ThreeNodes:
         """Wait until all members are there, and a majority has all that there is."""
         with self._disaster:
             self._servers.settle()
-        self.admin.get_database("barrier", write_concern=pymongo.WriteConcern("majority")).c.insert_one({})
+        barrier = self.admin.get_database("barrier", write_concern=pymongo.WriteConcern("majority")).c
+        patiently(lambda: barrier.insert_one({}))
 
     def _kill_primary(self) -> bool:
         if not self._disaster.acquire(blocking=False):

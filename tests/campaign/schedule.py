@@ -160,7 +160,7 @@ KINDS: Mapping[str, Kind] = {
     "primary killed": Kind(0, longest=1),
     "primary stepped down": Kind(0, longest=1),
 }
-_DISASTERS = {"primary killed": 3, "primary stepped down": 3}
+_DISASTERS = {"primary killed": 8, "primary stepped down": 8}
 _ERRORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (91, _RETRYABLE),
     (91, ()),
