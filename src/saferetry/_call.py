@@ -339,10 +339,11 @@ class WriteCall:
             command.mended, command.outcome, command.is_done = empty_result(), Outcome.APPLIED, True
 
     def _ask_for_lost_errors(self, command: Command, call: DriverCall) -> None:
-        """Ask each statement again alone where a server before 5.0 forgot the errors of an unordered insert.
+        """Ask each statement again alone where a server before 5.0 does not know the errors of an unordered insert any more.
 
-        Such a server answers a resend with the number of documents that are stored, without the errors of the others. At
-        its own statement id a stored document is answered from memory, and one that was refused is refused again.
+        Such a server answers a resend with the number of documents that are stored, without the errors of the others or with
+        the errors at wrong places: statements that it remembers come first in its answer. At its own statement id a stored
+        document is answered from memory, and one that was refused is refused again.
         """
         part = command.part
         was_resent = command.sends > 1
@@ -351,11 +352,10 @@ class WriteCall:
         if self._plan.ordered or call.wire_version >= KEEPS_WRITE_ERRORS:
             return
         known = command.bulk_result()
-        if known["nInserted"] + len(known["writeErrors"]) >= part.statements:
+        if part.statements in (known["nInserted"], len(known["writeErrors"])):
             return
-        refused = {entry["index"] for entry in known["writeErrors"]}
-        command.mended = {**copy.deepcopy(dict(known)), "nInserted": 0}
-        alone = [self._piece(command, [place], place) for place in range(part.statements) if place not in refused]
+        command.mended = {**copy.deepcopy(dict(known)), "nInserted": 0, "writeErrors": []}
+        alone = [self._piece(command, [place], place) for place in range(part.statements)]
         self._add_after(command, alone)
 
     def _piece(self, command: Command, places: Sequence[int], statement_id: int = 0) -> Command:

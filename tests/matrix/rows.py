@@ -195,6 +195,12 @@ SEVERAL = (
         INSERT,
         loses_errors=True,
     ),
+    Row(
+        "insert_many-unordered-failing_first",
+        lambda c: c.insert_many([{"_id": 3}, {"x": 2}, {"_id": 1}, {"_id": 2}], ordered=False),
+        INSERT,
+        loses_errors=True,
+    ),
     Row("insert_many-all_failing", lambda c: c.insert_many([{"_id": 1}, {"_id": 2}], ordered=False), INSERT),
     ORDERED_BULK,
     Row("bulk_write-one", lambda c: c.bulk_write([UpdateOne({"_id": 1}, {"$inc": {"n": 1}})]), UPDATE),

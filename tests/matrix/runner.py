@@ -42,7 +42,7 @@ class Row:
         commands: The wire commands it comes to, in order.
         setup: Documents that are there before.
         unique: A field with a unique index, "" for none.
-        loses_errors: A server before 5.0 answers a resend without the errors, so that more is asked.
+        loses_errors: A server before 5.0 answers a resend without the errors, or with misplaced ones, so that more is asked.
     """
 
     name: str

@@ -260,6 +260,26 @@ def test_a_server_that_forgets_errors_on_a_resend_is_asked_statement_by_statemen
     assert db.server.collisions == []
 
 
+def test_a_server_that_misplaces_errors_on_a_resend_is_asked_statement_by_statement() -> None:
+    """Before 5.0 the statements that the server remembers come first in its answer to a resend."""
+    documents: list[dict[str, Any]] = [{"_id": 7}, {"_id": 1}, {"_id": 8}]
+    with fake(["reply lost", "ok"], wire_version=9) as db, record("r"):
+        db.server.documents |= {7: {"_id": 7}, 8: {"_id": 8}}
+        run = db.server.run
+
+        def misplacing(method: str, argument: Any, statements: Any, **options: Any) -> dict[str, Any]:
+            result = run(method, argument, statements, **options)
+            if len(statements) == 3:
+                result["writeErrors"] = [{"index": place, "code": 11000} for place in (1, 2)]
+            return result
+
+        db.server.run = misplacing  # type: ignore[method-assign]  # as 4.4.2 does
+        with pytest.raises(BulkWriteError) as caught:
+            db.collection().insert_many(documents, ordered=False)
+    assert [error["index"] for error in caught.value.details["writeErrors"]] == [0, 2]
+    assert caught.value.details["nInserted"] == 1
+
+
 # --- the user's own repetition ---------------------------------------------------------------------------------------------
 
 
