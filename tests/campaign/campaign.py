@@ -26,7 +26,6 @@ from tests.campaign.schedule import KINDS, Delivery, Plan, Schedule
 from tests.campaign.steps import COUNTER, DOCUMENTS, SHARED
 from tests.support import random_name
 
-MARKERS = "campaign_markers"
 _AT_ONCE = 24
 
 
@@ -108,6 +107,7 @@ class Campaign:
 
     def run(self) -> Report:
         """Run it."""
+        self._ground.prepare(self._name)
         prepare(self._database)
         prepare(self._clean)
         try:
@@ -124,7 +124,6 @@ class Campaign:
             )  # what the dead have left open would keep databases from being dropped
             for database in (self._database, self._clean):
                 database.client.drop_database(database.name)
-            self._admin[MARKERS].saferetry_records.delete_many({"_id.group": "campaign"})
         return self.report
 
     def _handle(self, plan: Plan) -> None:
@@ -215,7 +214,7 @@ class Campaign:
             "epoch": "",
             "name": "campaign",
         }
-        markers = self._admin[MARKERS].get_collection("saferetry_records", read_concern=self._ground.read_concern)
+        markers = self._database["saferetry_records"]
         its_own = {"_id": identity, "digest": hashlib.sha256(plan.owner.encode()).digest()}
         return patiently(lambda: markers.count_documents(its_own))
 

@@ -179,7 +179,7 @@ def _rolled_back() -> list[str]:
         prepare(database)
         database.docs.insert_many(drawing.first_documents(plan.owner))
         before = state_of(database, plan)
-        client = connect(PATIENT, servers.uri, random_name("app"), serverSelectionTimeoutMS=20_000)
+        client = connect(PATIENT, servers.uri, random_name("app"), database.name, serverSelectionTimeoutMS=20_000)
         handler = Handler(plan, client, database.name)
         handle = handler.decorated(lambda argument: run_without_waiting(handler.work(argument)))
         client.admin.command("ping")

@@ -54,6 +54,9 @@ class Ground(Protocol):
     def attached(self, script: Script | None = None) -> AbstractContextManager[tuple[Script, str]]:
         """Give a lane its script, and the URI under which that is in force."""
 
+    def prepare(self, database: str) -> None:
+        """Make the users that may use a database."""
+
     def settle(self) -> None:
         """Wait until the servers are whole again, and what they have can no more be taken back."""
 
@@ -61,9 +64,8 @@ class Ground(Protocol):
 class OneNode:
     """One node."""
 
-    options: dict[str, Any] = {}  # noqa: RUF012 - as the protocol has it
-
     def __init__(self, port: int, admin: RawClient) -> None:
+        self.options: dict[str, Any] = {}
         self.read_concern = ReadConcern("local")
         self.admin = self.clean = admin
         self._port = port
@@ -77,6 +79,9 @@ class OneNode:
             proxy.follow(script)
             script.proxies.append(proxy)
             yield script, proxy.uri()
+
+    def prepare(self, database: str) -> None:
+        """Nobody is asked for a password."""
 
     def settle(self) -> None:
         """Nothing was taken back."""
@@ -103,6 +108,9 @@ class ThreeNodes:
     def attached(self, script: Script | None = None) -> Iterator[tuple[Script, str]]:
         """Let a lane share the proxies with the others."""
         yield self._script, self._servers.uri
+
+    def prepare(self, database: str) -> None:
+        """Nobody is asked for a password."""
 
     def settle(self) -> None:
         """Wait until all members are there, and a majority has all that there is."""

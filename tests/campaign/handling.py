@@ -66,11 +66,11 @@ class Told:
         return plain
 
 
-def connect(lane: Lane, uri: str, app_name: str, **options: Any) -> Any:
-    """Return a guarded client of a lane."""
+def connect(lane: Lane, uri: str, app_name: str, database: str, **options: Any) -> Any:
+    """Return a guarded client of a lane, whose markers are in a database."""
     make: Any = saferetry.AsyncMongoClient if lane.kind == "async" else saferetry.MongoClient
     settings = saferetry.Settings(
-        backoff_base_ms=2, backoff_cap_ms=20, max_attempts=lane.max_attempts, marker_database="campaign_markers"
+        backoff_base_ms=2, backoff_cap_ms=20, max_attempts=lane.max_attempts, marker_database=database
     )
     given = {**OPTIONS, "socketTimeoutMS": round(lane.socket_timeout * 1000), "appName": app_name, **options}
     if lane.timeout:

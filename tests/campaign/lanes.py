@@ -65,7 +65,7 @@ class RunningLane:
         raise NotImplementedError
 
     def _connect(self) -> Any:
-        return connect(self.lane, self.uri, self.app_name, event_listeners=[self.sends], **self.options)
+        return connect(self.lane, self.uri, self.app_name, self.database, event_listeners=[self.sends], **self.options)
 
 
 class SyncLane(RunningLane):

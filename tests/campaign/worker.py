@@ -21,7 +21,7 @@ def main() -> None:
     common.MIN_HEARTBEAT_INTERVAL = 0.02  # a lost server is looked at again at once
     if plan["mutant"]:
         MUTANTS[plan["mutant"]].start()
-    client = connect(Lane(**plan["lane"]), plan["uri"], plan["app_name"], **plan["options"])
+    client = connect(Lane(**plan["lane"]), plan["uri"], plan["app_name"], plan["database"], **plan["options"])
     tell("ready")
     for line in sys.stdin:
         handler = Handler(Plan.of_json(json.loads(line)), client, plan["database"])

@@ -1,0 +1,1 @@
+"""What others must not see, and must not be able to do."""
