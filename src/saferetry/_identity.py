@@ -7,7 +7,7 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import bson
@@ -46,7 +46,7 @@ class RecordKey:
     group: str = ""
     epoch: str = ""
     timestamp: int | None = None
-    digest: bytes = b""
+    digest: bytes = field(default=b"", repr=False)  # a user's own may be the content itself
 
     def __post_init__(self) -> None:
         """Check every part."""

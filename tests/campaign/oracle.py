@@ -18,6 +18,7 @@ from tests.support.driving import run_without_waiting
 State = dict[str, list[dict[str, Any]]]  # the documents of one record, by collection, in the order they were inserted
 _UNSENT = {"NOT_SENT", "NOT_APPLIED"}
 _CANCELLED = {"CancelledError", "TimeoutError"}
+_AMPLE = 10.0  # seconds, a budget that lets a handler be executed again
 _MOST = 4  # documents shown
 _LATE = 1_000  # executions, after which no handler raises an error of its own any more
 
@@ -290,9 +291,14 @@ class Transactions:
         if told.recovered and is_once and is_alone:  # of two at a time one may fail for good before the other one commits
             return [f"its recoverer was called ({told.recovered}), and it is done"]
         if (
-            self.clean.leaves_transaction()
-            and told.error is not None
-            and (told.error["data"] or told.error["type"] == "FileExists")
+            told.error is not None
+            and told.error["data"]
+            and (self.clean.leaves_transaction() or self._may_be_cut_short(told.error))
         ):
             return []
         return _judge_error(self.plan, told, self.clean)
+
+    def _may_be_cut_short(self, error: Mapping[str, Any]) -> bool:
+        """Whether it is an error that the handler catches, and there was no time to execute it once more for that."""
+        is_caught = any(_is_same_error(error, described(caught)) for caught in self.clean.caught)
+        return is_caught and self.plan.budget < _AMPLE

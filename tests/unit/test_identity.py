@@ -227,3 +227,8 @@ def test_what_cannot_be_encoded_has_no_size() -> None:
         encoded_size({"a": dt.timedelta(1)}, DEFAULT_CODEC_OPTIONS)
     with pytest.raises(OverflowError):
         encoded_size({"a": 2**70}, DEFAULT_CODEC_OPTIONS)
+
+
+def test_a_key_shows_its_digest_to_nobody() -> None:
+    """It may be the content itself."""
+    assert "secret" not in repr(RecordKey("orders", digest=b"secret"))
