@@ -68,7 +68,7 @@ def refused_to_repeat(stage: Stage) -> None:
     with saferetry.record(KEY):
         try:
             stage.c.update_many(FILTER, INC)
-        except Exception:  # noqa: BLE001, S110 - as some handlers do
+        except Exception:  # noqa: BLE001 - as some handlers do
             stage.c.update_many(FILTER, INC)
 
 
