@@ -129,9 +129,9 @@ class Model:
         clean.results = comparable(results, self._database.name)
         return clean
 
-    def partly(self, plan: Plan, step: Step, before: State) -> Iterator[State]:
+    def partly(self, plan: Plan, step: Step, before: State, after: State) -> Iterator[State]:
         """Yield what the first statements of a step leave, of one, of two, and so on, but not of all."""
-        for prefix in step.prefixes():
+        for prefix in step.prefixes(len(after[DOCUMENTS]) - len(before[DOCUMENTS])):
             put(self._database, plan, before)
             self._run_step(plan, prefix)
             yield state_of(self._database, plan)
@@ -217,7 +217,7 @@ def _judge_prefix(plan: Plan, places: Sequence[int], clean: Clean, after: State,
         before, step = clean.states[place], plan.steps[place]
         if step.is_multi and between(after, before, clean.states[place + 1]):
             return []
-        if any(same(after, state) for state in model.partly(plan, step, before)):
+        if any(same(after, state) for state in model.partly(plan, step, before, after)):
             return []
     return [differ(f"it ended in one of the steps {list(places)}", after, allowed)]
 

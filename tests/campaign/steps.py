@@ -25,6 +25,7 @@ READS = frozenset({"find", "find_one", "count_documents", "distinct", "aggregate
 SHOW_DOCUMENTS = READS | {"find_one_and_update", "find_one_and_replace", "find_one_and_delete"}
 GRIDFS = frozenset({"gridfs_put", "gridfs_delete"})
 _DUPLICATE = 11000
+_MANY_STATEMENTS = 100
 _KIND_ORDER = ("InsertOne", "UpdateOne", "ReplaceOne", "UpdateMany", "DeleteOne", "DeleteMany")
 _INSERTS, _UPDATES = ("InsertOne",), ("UpdateOne", "ReplaceOne", "UpdateMany")
 _MANY = ("UpdateMany", "DeleteMany")
@@ -77,15 +78,20 @@ class Step:
         """Whether it is one statement about one document."""
         return self.is_write and not self.is_multi and self.do not in ("bulk_write", "insert_many")
 
-    def prefixes(self) -> Iterator[Step]:
-        """Yield the step with the first statement only, with the first two, and so on, all of them left out."""
+    def prefixes(self, more: int) -> Iterator[Step]:
+        """Yield the step with the first statement only, with the first two, and so on, all of them left out.
+
+        Args:
+            more: documents that there are more than before; thousands of inserts, of which none fails, are looked at for that only.
+        """
         name = {"bulk_write": "requests", "insert_many": "documents"}.get(self.do)
         if name is None:
             return
         statements = list(self.arguments[name])
         if self.do == "bulk_write" and not self.arguments.get("ordered", True):  # by kind, those that are multi last
             statements.sort(key=lambda request: (_place_of_kind(request[0]), request[0] in _MANY))
-        for count in range(1, len(statements)):
+        counts = range(1, len(statements))
+        for count in counts if len(counts) < _MANY_STATEMENTS else {more} & set(counts):
             yield Step(self.do, {**self.arguments, name: statements[:count]}, catches=True)
 
 
