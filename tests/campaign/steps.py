@@ -82,7 +82,7 @@ class Step:
         """Yield the step with the first statement only, with the first two, and so on, all of them left out.
 
         Args:
-            more: documents that there are more than before; thousands of inserts, of which none fails, are looked at for that only.
+            more: documents that there are more than before; of thousands of inserts only so many are looked at.
         """
         name = {"bulk_write": "requests", "insert_many": "documents"}.get(self.do)
         if name is None:
