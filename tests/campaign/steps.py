@@ -151,9 +151,16 @@ async def _tried(database: Any, owner: str, step: Step, progress: Progress) -> A
         try:
             return await call(database, owner, step, progress)
         except PyMongoError as exc:
-            if not left or is_data_error(exc) or isinstance(exc, WriteConcernError):  # which says that it was applied
+            if not left or is_data_error(exc) or _says_applied(exc):
                 raise
     raise AssertionError("unreachable")
+
+
+def _says_applied(exc: PyMongoError) -> bool:
+    """Whether it was applied and only its durability is unknown, so that another call is another write."""
+    if isinstance(exc, BulkWriteError):
+        return bool(exc.details.get("writeConcernErrors")) and not exc.details.get("writeErrors")
+    return isinstance(exc, WriteConcernError)
 
 
 def is_data_error(exc: BaseException) -> bool:

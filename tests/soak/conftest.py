@@ -6,12 +6,13 @@ import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.conftest import FIGURE
+from tests.support import Mongod
 from tests.support.driving import RawClient, api, short_heartbeats
 
 __all__ = ["api", "short_heartbeats"]
@@ -47,6 +48,13 @@ def sessions(admin: RawClient) -> int:
     """Count the sessions that the server knows."""
     status: dict[str, Any] = admin.admin.command("serverStatus")
     return int(status["logicalSessionRecordCache"]["activeSessionsCount"])
+
+
+@pytest.fixture(scope="session")
+def roomy() -> Iterator[Mongod]:
+    """A server whose cache holds documents of 15 MB, several in a transaction."""
+    with Mongod(parameters={"wiredTigerEngineRuntimeConfig": "cache_size=1024M"}) as server:
+        yield server
 
 
 @pytest.fixture

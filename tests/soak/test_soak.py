@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pymongo import InsertOne, UpdateOne
+from pymongo import InsertOne, MongoClient, UpdateOne
 
 import saferetry
 from saferetry import RecordKey
 from tests.soak.conftest import blocks, objects, own_objects, sessions, size
-from tests.support import Mongod, Proxy
+from tests.support import Mongod, Proxy, random_name
 from tests.support.driving import Api, ProxyFactory, RawClient, done, quick
 
 MEGABYTE = 1024 * 1024
 PATIENT: dict[str, Any] = {"socketTimeoutMS": 120_000, "serverSelectionTimeoutMS": 60_000, "waitQueueTimeoutMS": 120_000}
 _NOISE = 200  # objects that the driver's monitors and pytest come and go with
+_OF_A_RECORD = frozenset({"WriteCall", "JoinedCall", "Command", "Part", "Plan", "Record", "Execution", "WriteView"})
 _KEPT = 20  # objects of a write whose record goes on: what the user may see of it, and where it was made
 _SLOTS = 256  # sessions of one stream's transactions
 Show = Callable[[str], None]
 
 pytestmark = [pytest.mark.timeout(size(3 * 3600, 300)), pytest.mark.xdist_group("soak")]
+
+
+def kept_since(before: Counter[str]) -> dict[str, int]:
+    """Return what there is more of all that a record is made of."""
+    return {name: count for name, count in (own_objects() - before).items() if name in _OF_A_RECORD}
 
 
 def key_of(position: int) -> RecordKey:
@@ -39,6 +46,7 @@ async def test_a_handler_with_very_many_writes(
         client.admin.command("ping")
     )  # tasks of the driver's that begin in a record keep its context, and hence the record
     kept = []
+    own_before = own_objects()
 
     @api.handler(key=key_of, client=client, name="soak", budget=3_000)
     async def on_record(position: int) -> None:
@@ -57,18 +65,17 @@ async def test_a_handler_with_very_many_writes(
     show(f"{count} writes in a record: {time.monotonic() - begin:.0f} s, {kept[0]:.2f} objects kept for each")
     assert admin[database_name].c.find_one() == {"_id": 1, "n": count}
     assert kept[0] < _KEPT
-    assert not {"WriteCall", "Command", "Part", "Plan"} & set(own_objects())
+    assert not kept_since(own_before)
 
 
 @pytest.mark.parametrize("guarantee", ["process", "transaction"])
-async def test_documents_of_15_megabytes(
-    guarantee: Any, database_name: str, api: Api, admin: RawClient, proxy: ProxyFactory, show: Show
-) -> None:
+async def test_documents_of_15_megabytes(guarantee: Any, roomy: Mongod, api: Api, proxy: ProxyFactory, show: Show) -> None:
     """Two of them do not fit into one command; every reply of theirs is lost once."""
     content = "x" * (15 * MEGABYTE)
-    database = admin[database_name]
+    database_name = random_name("test")
+    database = MongoClient[dict[str, Any]](roomy.uri)[database_name]
     database.create_collection("c")
-    lossy: Proxy = proxy()
+    lossy: Proxy = proxy(target_port=roomy.port)
     client = api.client(lossy.uri(), settings=quick(marker_database=database_name), **PATIENT)
 
     @api.handler(key=key_of, guarantee=guarantee, client=client, name="soak", budget=55)
@@ -92,6 +99,8 @@ async def test_documents_of_15_megabytes(
         {"_id": 2, "n": 1, "size": len(content)},
         {"_id": 3, "size": len(content)},
     ]
+    database.client.drop_database(database_name)
+    database.client.close()
 
 
 @pytest.mark.parametrize("guarantee", ["process", "transaction"])
@@ -117,14 +126,14 @@ async def test_very_many_records_at_once_on_one_client(
     async def one(number: int) -> None:
         await done(on_record(number))
 
-    begin, before = time.monotonic(), sessions(admin)
+    begin, before, own_before = time.monotonic(), sessions(admin), own_objects()
     await api.concurrently(one, count)
     kind = "tasks" if api.is_async else "threads"
     more = sessions(admin) - before
     show(f"{count} {kind} at once, {guarantee}: {time.monotonic() - begin:.1f} s, {more} more server sessions")
     assert database.c.count_documents({"n": 1}) == count
     assert database.d.count_documents({"was": 0}) == count
-    assert not {"WriteCall", "JoinedCall", "Command", "Record", "Execution"} & set(own_objects())
+    assert not kept_since(own_before)
     assert more <= 4 * count + _SLOTS
 
 
