@@ -5,6 +5,7 @@
 #   make campaign      random handlers and random faults: SEED=7 [RECORDS=300] [FIRST=0], a violation names what replays it
 #   make campaign-long 10,000 observed faults on three servers: MONGODS=dir as below
 #   make mutants       saferetry with one rule taken out at a time: the campaign must see each
+#   make soak          20,000 writes, 15 MB, 1,000 tasks, 200 threads, 2,000,000 records: hours
 #   make bench         what the guarantees cost, as ratios
 #   make matrix        the tests with older drivers, on older servers and another Python, hours; ALL=1: every combination
 #   make driver-suite  the driver's own tests with our clients, about half an hour: FILES="bulk test/test_cursor.py" MODE=record
@@ -37,7 +38,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test proof campaign campaign-long mutants bench matrix lint format packages pytest docs docs-check test-servers driver-suite clean
+.PHONY: help demo test proof campaign soak campaign-long mutants bench matrix lint format packages pytest docs docs-check test-servers driver-suite clean
 .DELETE_ON_ERROR:
 
 help:
@@ -87,6 +88,10 @@ mutants: $(VENV)/.dev
 	for binary in $(if $(MONGODS),$(foreach version,$(CAMPAIGN_VERSIONS),$(abspath $(MONGODS))/bin/mongod-$(version)),""); do \
 		LAB_MONGOD="$$binary" $(BIN)/python -m tests.campaign.controls || exit 1; \
 	done
+
+# Hours: much and large, at full length.
+soak: $(VENV)/.dev
+	SOAK_LONG=1 $(BIN)/pytest tests/soak -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from pymongo import MongoClient
 
 from tests.conftest import FIGURE
 from tests.support import Mongod
@@ -53,7 +54,9 @@ def sessions(admin: RawClient) -> int:
 @pytest.fixture(scope="session")
 def roomy() -> Iterator[Mongod]:
     """A server whose cache holds documents of 15 MB, several in a transaction."""
-    with Mongod(parameters={"wiredTigerEngineRuntimeConfig": "cache_size=1024M"}) as server:
+    with Mongod() as server:
+        with MongoClient[dict[str, Any]](server.uri) as client:
+            client.admin.command("setParameter", 1, wiredTigerEngineRuntimeConfig="cache_size=1024M")
         yield server
 
 
