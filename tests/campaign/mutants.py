@@ -231,7 +231,7 @@ def _marker_apart() -> list[Patch]:
         if execution.session is not None:
             execution.session.commit_transaction()
             execution.session._server_session = _seam.PinnedServerSession(handling.next_address())
-            execution.session.start_transaction(**_seam.transaction_options())
+            execution.session.start_transaction(**_seam.TRANSACTION_OPTIONS)
 
     return [mock.patch.object(_transaction, "_begin", begin_apart)]
 
@@ -241,7 +241,7 @@ def _no_marker() -> list[Patch]:
         handling.bind(execution, client)
         address = _addresses.Address({"id": Binary(uuid.uuid4().bytes, UUID_SUBTYPE)}, Int64(1))
         session = _seam.open_session(client, address, None)
-        session.start_transaction(**_seam.transaction_options())
+        session.start_transaction(**_seam.TRANSACTION_OPTIONS)
         execution.open(session)
 
     return [mock.patch.object(_transaction, "_begin", begin_without)]
@@ -266,10 +266,8 @@ def _errors_stay_lost() -> list[Patch]:
 
 
 def _commit_of_one() -> list[Patch]:
-    def options() -> dict[str, Any]:
-        return {**_seam.transaction_options(), "write_concern": pymongo.WriteConcern(1)}
-
-    return [mock.patch.object(_transaction, "transaction_options", options)]
+    options = {**_seam.TRANSACTION_OPTIONS, "write_concern": pymongo.WriteConcern(1)}
+    return [mock.patch.object(_transaction, "TRANSACTION_OPTIONS", options)]
 
 
 def _is_concern_50(facts: Any) -> bool:

@@ -157,9 +157,10 @@ def a_recoverer(stage: Stage) -> None:
 
 
 def derived_ids(stage: Stage) -> None:
-    work = saferetry.handler(key=KEY, client=stage.client, name="scene", derive_ids=True)(
-        lambda _: stage.c.insert_one(dict(DOCUMENT)) and None
-    )
+    @saferetry.handler(key=KEY, client=stage.client, name="scene", derive_ids=True)
+    def work(_: Any) -> None:
+        stage.c.insert_one(dict(DOCUMENT))
+
     work(DOCUMENT)
     work(DOCUMENT)
 
