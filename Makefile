@@ -56,7 +56,7 @@ $(VENV)/.lab: pyproject.toml $(VENV)/.pip
 	touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.pip
-	$(PIP_INSTALL) --editable '.[kafka,lab]' --group dev --group ecosystem
+	$(PIP_INSTALL) --editable '.[kafka,aiokafka,kafka-python,faststream,lab]' --group dev --group ecosystem
 	touch $@ $(VENV)/.lab
 
 demo: $(VENV)/.lab

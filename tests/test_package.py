@@ -18,7 +18,8 @@ import saferetry
 
 API = (Path(__file__).resolve().parent.parent / "docs" / "api.md").read_text(encoding="utf-8")
 DOCUMENTED = re.findall(r"^### `([\w.]+)`$", API, re.MULTILINE)
-OPTIONAL = {"click", "confluent_kafka", "dotenv", "environs", "marshmallow", "mongomock", "rich", "typer"}
+KAFKA_LIBRARIES = {"aiokafka", "confluent_kafka", "faststream", "kafka"}
+OPTIONAL = {"click", "dotenv", "environs", "marshmallow", "mongomock", "rich", "typer", *KAFKA_LIBRARIES}
 
 
 def test_public_names_are_sorted() -> None:
@@ -56,7 +57,8 @@ def test_the_distribution_tells_its_licence_and_pythons() -> None:
     assert set(metadata["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
 
 
-def test_the_base_import_brings_in_nothing_optional() -> None:
-    script = "import json, sys, saferetry; print(json.dumps(sorted(sys.modules)))"
+@pytest.mark.parametrize("module", ["saferetry", "saferetry.kafka"])
+def test_an_import_brings_in_nothing_optional(module: str) -> None:
+    script = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert not OPTIONAL & set(json.loads(done.stdout))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ class Budget:
 
     Args:
         seconds: Time left, more than 0.
+        executions: How often a handler may be executed in it at most, the first counted; None: as the settings say.
         clock: Monotonic clock in seconds.
 
     Example:
@@ -24,13 +26,16 @@ class Budget:
         ConfigurationError: ``seconds`` is no finite number above 0.
     """
 
-    __slots__ = ("_clock", "_deadline")
+    __slots__ = ("_clock", "_deadline", "executions")
 
-    def __init__(self, seconds: float, *, clock: Callable[[], float] = _world.monotonic) -> None:
+    def __init__(
+        self, seconds: float, *, executions: int | None = None, clock: Callable[[], float] = _world.monotonic
+    ) -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
             raise ConfigurationError(f"budget is a {type(seconds).__name__}: give seconds, a finite number above 0")
         if not 0 < seconds < math.inf:
             raise ConfigurationError(f"budget is {seconds}: give seconds, a finite number above 0")
+        self.executions = executions
         self._clock = clock
         self._deadline = clock() + seconds
 
@@ -39,5 +44,13 @@ class Budget:
         return max(0.0, self._deadline - self._clock())
 
     def within(self, outer: Budget | None) -> Budget:
-        """Return the budget that ends first, this one or the outer one."""
-        return outer if outer is not None and outer.remaining() < self.remaining() else self
+        """Return the budget that ends first, this one or the outer one, with no more executions than either allows."""
+        if outer is None:
+            return self
+        first = outer if outer.remaining() < self.remaining() else self
+        fewest = min((some.executions for some in (self, outer) if some.executions is not None), default=None)
+        if first.executions == fewest:
+            return first
+        cut = copy.copy(first)
+        cut.executions = fewest
+        return cut

@@ -113,6 +113,12 @@ class Handling:
             key = replace(key, group=key.group or settings.group, epoch=key.epoch or settings.epoch)
         return cls(rules, settings, key, argument, _budget_of(rules, settings, argument))
 
+    @property
+    def most_executions(self) -> int:
+        """How often the handler may be executed, the first counted: as the settings say, or fewer where the budget says so."""
+        allowed = self.budget.executions
+        return self.settings.max_executions if allowed is None else min(allowed, self.settings.max_executions)
+
     @functools.cached_property
     def rng(self) -> random.Random:
         """The jitter of its waits."""
@@ -145,7 +151,7 @@ class Handling:
             yield
         except BaseException as exc:
             self.record.leave(exc)
-            is_last = self.executions >= self.settings.max_executions
+            is_last = self.executions >= self.most_executions
             if not is_last and self.asks_again(exc) and (effect := self.record.effect()):
                 raise self._refusal(self.record, effect) from exc
             raise
@@ -170,7 +176,7 @@ class Handling:
         )
 
     def _stop(self, state: RetryCallState) -> bool:
-        spent = self.executions >= self.settings.max_executions
+        spent = self.executions >= self.most_executions
         if spent or not enough_time(self.budget.remaining(), state.upcoming_sleep, self.longest):
             self.reason = "exhausted"
             tell("given up", self.rules.name, "executions" if spent else "budget")

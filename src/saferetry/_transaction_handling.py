@@ -109,7 +109,7 @@ class TransactionHandling(Handling):
         return _world.uniform(self.rng, min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(attempt, 10)))
 
     def _stop(self, state: RetryCallState) -> bool:
-        spent = self.is_asked_by_user and self.executions >= self.settings.max_executions
+        spent = self.is_asked_by_user and self.executions >= self.most_executions
         if spent or not enough_time(self.budget.remaining(), state.upcoming_sleep, self.longest):
             self.reason = "exhausted"
             tell("given up", self.rules.name, "executions" if spent else "budget")

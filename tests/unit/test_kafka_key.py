@@ -51,6 +51,9 @@ class FakeMessage:
     def error(self) -> Any:
         return self.error_
 
+    def headers(self) -> Any:
+        return None
+
 
 def key_of(**parts: Any) -> RecordKey:
     return kafka_key("g")(FakeMessage(**{f"{name}_": value for name, value in parts.items()}))
@@ -135,11 +138,11 @@ def test_a_message_that_is_no_record_is_refused(parts: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [None, 7, {"topic": "orders"}, SimpleNamespace(topic="orders", partition=0, offset=1, key=b"", value=b"", timestamp=1)],
-    ids=["None", "a number", "a dict", "kafka-python's"],
+    [None, 7, {"topic": "orders"}, SimpleNamespace(topic="orders", partition=0)],
+    ids=["None", "a number", "a dict", "half a message"],
 )
 def test_what_is_no_message_is_refused(message: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"kafka_key: \w+ is not a confluent_kafka.Message; give key= "):
+    with pytest.raises(ConfigurationError, match=r"kafka_key: \w+ is not a message of confluent-kafka, .*; give key= "):
         kafka_key("g")(message)
 
 
@@ -175,3 +178,49 @@ def test_a_real_message_gives_the_same_key_as_a_fake_one() -> None:
     message = real_message(**fields, timestamp=(CREATED, 1_700_000_000_000))
     if message is not None:
         assert kafka_key("g")(message) == key_of()
+
+
+def record_of(library: str, **parts: Any) -> Any:
+    """Return the same message as kafka-python, aiokafka or FastStream give it."""
+    fields: dict[str, Any] = {
+        "topic": "orders",
+        "partition": 3,
+        "offset": 17,
+        "timestamp": 1_700_000_000_000,
+        "timestamp_type": 0,
+        "key": b"A-1",
+        "value": b'{"left": 1}',
+        "headers": [("h", b"1")],
+        "checksum": None,
+        "serialized_key_size": 3,
+        "serialized_value_size": 11,
+    }
+    fields |= parts
+    match library:
+        case "kafka-python":
+            record_type = pytest.importorskip("kafka.consumer.fetcher").ConsumerRecord
+            return record_type(**{name: fields.get(name) for name in record_type._fields})
+        case "aiokafka":
+            return pytest.importorskip("aiokafka").ConsumerRecord(**fields)
+        case "faststream":
+            return SimpleNamespace(raw_message=pytest.importorskip("aiokafka").ConsumerRecord(**fields), body=b"")
+    return SimpleNamespace(raw_message=FakeMessage(), body=b"")  # FastStream over confluent-kafka
+
+
+LIBRARIES = ["kafka-python", "aiokafka", "faststream", "faststream-confluent"]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_key_is_the_same_whichever_library_fetched_the_message(library: str) -> None:
+    assert kafka_key("g")(record_of(library)) == key_of()
+
+
+@pytest.mark.parametrize("library", LIBRARIES[:3])
+def test_a_record_without_a_timestamp_has_none(library: str) -> None:
+    assert kafka_key("g")(record_of(library, timestamp=-1)).timestamp is None
+
+
+@pytest.mark.parametrize("batch", [[FakeMessage()], (FakeMessage(),), SimpleNamespace(raw_message=(FakeMessage(),))])
+def test_a_batch_is_refused(batch: Any) -> None:
+    with pytest.raises(ConfigurationError, match="this is a batch of messages: give them one by one"):
+        kafka_key("g")(batch)

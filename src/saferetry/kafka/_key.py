@@ -1,4 +1,4 @@
-"""For Kafka consumers: what names a message's record."""
+"""What names a message's record."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 
 from saferetry._identity import RecordKey
 from saferetry.errors import ConfigurationError
-
-__all__ = ["kafka_key"]
+from saferetry.kafka._message import read_message
 
 
 def kafka_key(group: str, epoch: str = "") -> Callable[[Any], RecordKey]:
-    """Return a callable that makes a record's key from a ``confluent_kafka.Message``.
+    """Return a callable that makes a record's key from a message of confluent-kafka, kafka-python, aiokafka or FastStream.
 
     Topic, partition and offset name the record; timestamp, key and value make its digest. Headers do not count, since
-    brokers and mirrors change them.
+    brokers and mirrors change them. The key is the same whichever library fetched the message.
 
     Args:
         group: The consumer group; not empty, so that two services never answer for each other.
@@ -26,30 +25,21 @@ def kafka_key(group: str, epoch: str = "") -> Callable[[Any], RecordKey]:
         >>> make_key = kafka_key("orders-consumer")
 
     Raises:
-        ConfigurationError: ``group`` is empty; or, at a call, the message is not one (an error, no topic or offset).
+        ConfigurationError: ``group`` is empty; or, at a call, the message is not one (an error, no topic or offset, a batch).
     """
     if not isinstance(group, str) or not group:
         raise ConfigurationError("kafka_key: give the consumer group, a text that is not empty")
 
     def make_key(message: Any) -> RecordKey:
-        try:
-            error, topic, partition, offset = message.error(), message.topic(), message.partition(), message.offset()
-            kind, timestamp = message.timestamp()
-            key, value = message.key(), message.value()
-        except (AttributeError, TypeError) as exc:
-            raise ConfigurationError(
-                f"kafka_key: {type(message).__name__} is not a confluent_kafka.Message; give key= your own callable"
-            ) from exc
-        if error is not None or topic is None or offset is None or offset < 0:
-            raise ConfigurationError("kafka_key: this message is an error or has no topic and offset: it is no record")
+        found = read_message(message, "kafka_key")
         return RecordKey(
-            topic,
-            partition,
-            offset,
+            found.topic,
+            found.partition,
+            found.offset,
             group=group,
             epoch=epoch,
-            timestamp=timestamp if kind else None,
-            digest=_digest(timestamp, key, value),
+            timestamp=found.timestamp if found.has_timestamp else None,
+            digest=_digest(found.timestamp, found.key, found.value),
         )
 
     return make_key
