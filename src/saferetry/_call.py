@@ -160,6 +160,7 @@ class WriteCall:
         self._fingerprint: bytes | None = None
         self._last_view: WriteView | None = None
         self._discarded: set[Address] = set()
+        self._at_work: Address | None = None
         record.add(self)
         if terms.foreign:
             record.note_effect(f"{method} on {target.namespace} was made with a session of the user's")
@@ -180,6 +181,11 @@ class WriteCall:
         calls = sum(command.calls for command in self._commands)
         sends = sum(command.sends for command in self._commands)
         return WriteView(self.method, self.target.namespace, self._outcome(), calls, sends, self._error_code)
+
+    def orphan(self) -> tuple[Any, Address] | None:
+        """Return client and address of the command that the server may be at work on just now, or None."""
+        address = self._at_work
+        return None if address is None else (self.target.client, address)
 
     def _outcome(self) -> Outcome:
         if len(self._commands) == 1:
@@ -225,6 +231,7 @@ class WriteCall:
     def sending(self, command: Command) -> Iterator[None]:
         """Announce one driver call for a command and take in how it ended; an error that is an answer does not leave."""
         call = self._begin(command)
+        self._at_work = command.address
         started = self.record.clock()
         try:
             with call:
@@ -237,10 +244,13 @@ class WriteCall:
             self._take(command, call, SUCCESS)
             command.is_done = True
         finally:
+            self._at_work = None
             self.record.longest_call = max(self.record.longest_call, self.record.clock() - started)
         self._ask_for_lost_errors(command, call)
 
     def _begin(self, command: Command) -> DriverCall:
+        command.decision = Decision.FINAL
+        self.record.check_held()
         guard, client = self.target.guard, self.target.client
         command.calls += 1
         if command.address is None and self.terms.acknowledged and not self.terms.foreign:

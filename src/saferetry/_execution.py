@@ -17,7 +17,7 @@ from pymongo.errors import DuplicateKeyError, PyMongoError
 from saferetry._identity import canonical, without_moments
 from saferetry._outcomes import Outcome, Signal, WriteView, read
 from saferetry._record import Record
-from saferetry._seam import OVER, DriverCall, let_join
+from saferetry._seam import OVER, DriverCall, address_of, let_join
 from saferetry.errors import ConfigurationError, UnsettledWriteError
 
 # The transaction is not (any more) the newest of its session: another execution may have done the record.
@@ -295,6 +295,7 @@ class JoinedCall:
         is_unordered: bool = False,
     ) -> None:
         self.execution = execution
+        self.record = record
         self.client = client
         self.method = method
         self.namespace = namespace
@@ -305,6 +306,7 @@ class JoinedCall:
         self._is_unordered = is_unordered
         self._sends = 0
         self._code: int | None = None
+        self._is_at_work = False
         if is_write:
             record.add(self)
 
@@ -314,6 +316,20 @@ class JoinedCall:
         if not self._sends:
             outcome = Outcome.NOT_SENT
         return WriteView(self.method, self.namespace, outcome, self._sends, self._sends, self._code)
+
+    def orphan(self) -> tuple[Any, Any] | None:
+        """Return client and address of the statement that the server may be at work on just now, or None."""
+        return (self.client, address_of(self.execution.session)) if self._is_at_work else None
+
+    def check(self) -> None:
+        """Refuse a call that cannot join.
+
+        Raises:
+            ConfigurationError, BaseException: As ``Execution.check``.
+            PartitionLostError: The record's partition was taken away.
+        """
+        self.record.check_held()
+        self.execution.check(self.client)
 
     def invoke(self) -> Any:
         """Make the driver call."""
@@ -326,7 +342,7 @@ class JoinedCall:
         Raises:
             ConfigurationError: The transaction has not begun.
         """
-        self.execution.check(self.client)
+        self.check()
         if self.execution.is_waiting:
             raise ConfigurationError(
                 f"{self.method} on {self.namespace} cannot begin the record's transaction: give the handler client="
@@ -353,12 +369,14 @@ class JoinedCall:
 
     def __enter__(self) -> JoinedCall:
         """Announce a driver call, whose error dooms the transaction."""
+        self._is_at_work = True
         self._driver_call = DriverCall(self.client, is_write=False)
         self._driver_call.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
         """End the driver call."""
+        self._is_at_work = False
         self._driver_call.__exit__()
         if exc is not None:
             self._code = getattr(exc, "code", None)

@@ -18,6 +18,7 @@ from saferetry import _world
 from saferetry._budget import Budget
 from saferetry._decisions import tell
 from saferetry._identity import DerivedIds, RecordKey
+from saferetry._losses import LOSSES
 from saferetry._outcomes import WriteView
 from saferetry._policy import FullJitter, enough_time
 from saferetry._record import Record, current_record
@@ -102,6 +103,7 @@ class Handling:
     executions: int = 0
     longest: float = 0.0  # seconds
     reason: Reason = "failed"
+    losses: int = 0  # of its partition, before it began
 
     @classmethod
     def of(cls, rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handling:
@@ -111,7 +113,7 @@ class Handling:
         key = _key_of(rules.key, argument)
         if key is not None and (settings.group or settings.epoch):
             key = replace(key, group=key.group or settings.group, epoch=key.epoch or settings.epoch)
-        return cls(rules, settings, key, argument, _budget_of(rules, settings, argument))
+        return cls(rules, settings, key, argument, _budget_of(rules, settings, argument), losses=LOSSES.count(key))
 
     @property
     def most_executions(self) -> int:
@@ -140,14 +142,13 @@ class Handling:
     def execution(self) -> Iterator[None]:
         """Be one execution."""
         self.executions += 1
-        self.record = Record(
-            self.key, budget=self.budget, settings=self.settings, name=self.rules.name, execution=self.executions
-        )
+        self.record = self.new_record()
         if self.rules.derive_ids and self.key is not None:
             self.record.derived_ids = DerivedIds(self.key, self.rules.name, lambda: dt.datetime.now(dt.UTC))
         started = _world.monotonic()
         self.record.enter()
         try:
+            self.record.check_held()
             yield
         except BaseException as exc:
             self.record.leave(exc)
@@ -159,6 +160,17 @@ class Handling:
             self.record.leave(None)
         finally:
             self.longest = max(self.longest, _world.monotonic() - started)
+
+    def new_record(self) -> Record:
+        """Return the record of the execution that is beginning."""
+        return Record(
+            self.key,
+            budget=self.budget,
+            settings=self.settings,
+            name=self.rules.name,
+            execution=self.executions,
+            losses=self.losses,
+        )
 
     def asks_again(self, exc: BaseException) -> bool:
         """Whether the user named this exception as one after which to execute again; a cancellation never is."""

@@ -16,10 +16,11 @@ from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast
 from saferetry import _world
 from saferetry._budget import Budget
 from saferetry._identity import DerivedIds, RecordKey
+from saferetry._losses import LOSSES
 from saferetry._outcomes import Outcome, WriteView
 from saferetry._seam import PAST_METHODS, REMEDY, SCOPE
 from saferetry._settings import Settings
-from saferetry.errors import ConfigurationError, UnprotectedWriteError, UnsettledWriteError
+from saferetry.errors import ConfigurationError, PartitionLostError, UnprotectedWriteError, UnsettledWriteError
 
 logger = logging.getLogger("saferetry")
 
@@ -38,6 +39,9 @@ class Write(Protocol):
 
     def view(self) -> WriteView:
         """Return what the user may see of it."""
+
+    def orphan(self) -> tuple[Any, Any] | None:
+        """Return client and address of what the server may be at work on for it just now, or None."""
 
 
 class Record:
@@ -60,6 +64,7 @@ class Record:
         settings: Settings,
         name: str = "",
         execution: int = 1,
+        losses: int | None = None,
         clock: Callable[[], float] = _world.monotonic,
     ) -> None:
         self.key = key
@@ -79,6 +84,8 @@ class Record:
         self._budget = budget
         self._writes: list[Write] = []
         self._effect = ""
+        self._losses = LOSSES.count(key) if losses is None else losses  # of its partition, before its first execution
+        self._was_refused = False
         self._thread = 0
         self._outer: Record | None = None
 
@@ -96,6 +103,32 @@ class Record:
         """Return the seconds left in the budget."""
         return self._budget.remaining()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its partition, or that of a record around it, was taken away meanwhile."""
+        return any(LOSSES.count(record.key) != record._losses for record in self.lineage())
+
+    def check_held(self) -> None:
+        """Refuse to write on after the partition was taken away.
+
+        Raises:
+            PartitionLostError: It was; nothing was sent.
+        """
+        if self.is_lost:
+            for record in self.lineage():
+                record._was_refused = True
+            raise self._loss()
+
+    def _loss(self) -> PartitionLostError:
+        return PartitionLostError(
+            f"the partition of record {self.label()} was taken away: nothing more is sent for it; do not commit its offset, "
+            "the partition's next consumer gets it"
+        )
+
+    def orphans(self) -> list[tuple[Any, Any]]:
+        """Return client and address of everything that the server may be at work on for it just now."""
+        return [orphan for write in list(self._writes) if (orphan := write.orphan()) is not None]
+
     def add(self, write: Write) -> None:
         """Take note of a write call."""
         self._writes.append(write)
@@ -110,7 +143,9 @@ class Record:
         Raises:
             ConfigurationError: The record's transaction, beside which it would be sent, would not undo it.
             UnprotectedWriteError: Strict refuses it.
+            PartitionLostError: The record's partition was taken away.
         """
+        self.check_held()
         if self.transaction is not None:
             raise ConfigurationError(
                 f"the command {command_name} {PAST_METHODS}: beside the record's transaction it would be repeated with it. "
@@ -163,6 +198,7 @@ class Record:
 
         Raises:
             ConfigurationError: The record is not the current one, so that some record would be left open.
+            PartitionLostError: A write was refused for that, and the handler passed it over in silence.
             UnsettledWriteError: Under strict, a write of unknown outcome was passed over in silence.
         """
         self.ended = True
@@ -178,6 +214,8 @@ class Record:
                 f"record {self.label()} ends where it is not the current one: it was entered in another task, thread or "
                 "generator, or a record inside it was not closed; use 'with record(...)' around the work itself"
             ) from exc
+        if exc is None and self._was_refused:
+            raise self._loss()
         if exc is None and (open_writes := self.unsettled()):
             self._report(open_writes)
 
@@ -237,6 +275,16 @@ class OpenRecords:
             records.discard(record)
             if not records:
                 self._records.pop(thread, None)
+
+    def of_partition(self, stream: str, partition: int, group: str) -> list[Record]:
+        """Return the open records of a partition, and those inside them."""
+
+        def is_of_it(key: RecordKey | None) -> bool:
+            return key is not None and (key.stream, key.partition, key.group) == (stream, partition, group)
+
+        with self._lock:
+            everything = [record for records in self._records.values() for record in records]
+        return [record for record in everything if any(is_of_it(around.key) for around in record.lineage())]
 
     def elsewhere(self) -> list[Record]:
         """Return the open records of other threads."""

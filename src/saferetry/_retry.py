@@ -61,11 +61,11 @@ def join(call: JoinedCall) -> Any:
     """Make a call inside the record's transaction."""
     execution = call.execution
     with execution.lock:
-        execution.check(call.client)
+        call.check()
         if execution.is_waiting:
             with execution.beginning():
                 execution.begin(execution, call.client)
-            execution.check(call.client)
+            call.check()
         if (lesson := call.lesson()) is not None:
             with call:
                 is_there = call.look_up() is not None
@@ -119,11 +119,11 @@ async def join_async(call: JoinedCall) -> Any:
     """Make a call inside the record's transaction."""
     execution = call.execution
     async with execution.async_lock:
-        execution.check(call.client)
+        call.check()
         if execution.is_waiting:
             with execution.beginning():
                 await execution.begin(execution, call.client)
-            execution.check(call.client)
+            call.check()
         if (lesson := call.lesson()) is not None:
             with call:
                 is_there = await call.look_up() is not None

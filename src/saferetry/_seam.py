@@ -197,6 +197,7 @@ class PinnedServerSession:
     generation = -1
 
     def __init__(self, address: Address) -> None:
+        self.address = address
         self.session_id = address.session_id
         self.transaction_id = address.number
         self.last_use = time.monotonic()
@@ -279,6 +280,11 @@ def unguarded(collection: Any) -> Any:
     return raw.get_collection(collection.name, codec_options=collection.codec_options, read_preference=ReadPreference.PRIMARY)
 
 
+def is_async(client: Any) -> bool:
+    """Whether a client is an AsyncMongoClient."""
+    return isinstance(client, AsyncMongoClient)
+
+
 def is_async_database(database: Any) -> bool:
     """Whether a database belongs to an AsyncMongoClient."""
     return isinstance(database, AsyncDatabase)
@@ -298,6 +304,11 @@ def open_session(client: Any, address: Address, cap_ms: int | None) -> Any:
     session._server_session = PinnedServerSession(address)
     session._saferetry_cap = cap_ms
     return session
+
+
+def address_of(session: Any) -> Address:
+    """Return the address of a session that ``open_session`` made."""
+    return session._server_session.address  # type: ignore[no-any-return]
 
 
 def let_join(session: Any, execution: Any) -> None:

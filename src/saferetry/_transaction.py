@@ -58,6 +58,7 @@ def _execute(handling: TransactionHandling, fn: Callable[[], Any]) -> None:
                 _begin(handling, execution, handling.rules.client)
             if execution.state is not State.DONE_BEFORE:
                 handling.result = handling.finished(fn())
+                handling.check_held()
                 _store_result(handling, execution)
         except BaseException as exc:  # noqa: BLE001 - judged below
             error = exc
@@ -294,6 +295,7 @@ async def _execute_async(handling: TransactionHandling, fn: Callable[[], Awaitab
                 await _begin_async(handling, execution, handling.rules.client)
             if execution.state is not State.DONE_BEFORE:
                 handling.result = handling.finished(await fn())
+                handling.check_held()
                 await _store_result_async(handling, execution)
         except BaseException as exc:  # noqa: BLE001 - judged below
             error = exc

@@ -25,7 +25,7 @@ from saferetry._handling import Failure, Handling, Rules
 from saferetry._marker import Marker
 from saferetry._outcomes import read
 from saferetry._policy import enough_time
-from saferetry._record import Record, current_record
+from saferetry._record import current_record
 from saferetry._seam import Guard, guard_of, is_encrypted
 from saferetry._slots import slot_of
 from saferetry.errors import ConfigurationError, TakenOverError
@@ -123,13 +123,12 @@ class TransactionHandling(Handling):
         self.executions += 1
         self.last_code, self.is_marker_held, self.is_asked_by_user, self.verdict = None, False, False, Verdict.FINAL
         execution = Execution(self.rules.client, partial(begin, self), self.lessons, self.in_order)
-        record = self.record = Record(
-            self.key, budget=self.budget, settings=self.settings, name=self.rules.name, execution=self.executions
-        )
+        record = self.record = self.new_record()
         record.transaction = execution
         started = _world.monotonic()
         record.enter()
         try:
+            record.check_held()
             yield execution
         except BaseException as exc:
             record.leave(exc)
@@ -161,7 +160,8 @@ class TransactionHandling(Handling):
     @contextmanager
     def inside(self, outer: Execution) -> Iterator[None]:
         """Be an execution inside the transaction of a record around it, which must not commit a half of this one."""
-        record = self.record = Record(self.key, budget=self.budget, settings=self.settings, name=self.rules.name)
+        self.executions = 1
+        record = self.record = self.new_record()
         record.transaction = outer
         record.enter()
         try:
@@ -180,7 +180,9 @@ class TransactionHandling(Handling):
 
         Raises:
             ConfigurationError: No marker can be made, or (strict) the record has no digest.
+            PartitionLostError: The record's partition was taken away before this execution.
         """
+        self.check_held()
         guard = self.guard = guard_of(client)
         if is_encrypted(client):
             raise ConfigurationError(
@@ -202,6 +204,15 @@ class TransactionHandling(Handling):
         self.marker = _marker.marker_of(client, self.key, self.rules.name, digest=digest, label=label)
         self._slot = slot_of(self.key, self.rules.name, self.marker.database)
         return self.marker
+
+    def check_held(self) -> None:
+        """Refuse to begin, or to commit, after the partition was taken away.
+
+        Raises:
+            PartitionLostError: It was; nothing is committed.
+        """
+        if self.record is not None:
+            self.record.check_held()
 
     def must_prepare_markers(self) -> bool:
         """Whether the marker's index is still to be looked for; never while other records run, which its making would fail."""

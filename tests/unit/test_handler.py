@@ -53,6 +53,9 @@ class FakeWrite:
         self.outcome = outcome
         self.repeatable = self.is_foreign = False
 
+    def orphan(self) -> None:
+        return None
+
     def view(self) -> WriteView:
         return WriteView("insert_one", "shop.orders", self.outcome, 1, 1)
 

@@ -25,6 +25,9 @@ class FakeWrite:
         self.repeatable = repeatable
         self.is_foreign = is_foreign
 
+    def orphan(self) -> None:
+        return None
+
     def view(self) -> WriteView:
         return WriteView("insert_one", "shop.orders", self.outcome, 1, 1)
 

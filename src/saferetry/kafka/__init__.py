@@ -1,6 +1,7 @@
-"""For Kafka consumers: what names a message's record, and the time that it may take."""
+"""For Kafka consumers: what names a message's record, the time that it may take, and partitions that are taken away."""
 
 from saferetry.kafka._key import kafka_key
+from saferetry.kafka._partitions_lost import apartitions_lost, partitions_lost
 from saferetry.kafka._poll_budget import PollBudget
 
-__all__ = ["PollBudget", "kafka_key"]
+__all__ = ["PollBudget", "apartitions_lost", "kafka_key", "partitions_lost"]
