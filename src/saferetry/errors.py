@@ -10,6 +10,7 @@
     ├── KeyReusedError                         one key, another content
     ├── TakenOverError                         another execution of the record took it over
     ├── PartitionLostError                     the record's partition belongs to another consumer
+    ├── DeadLetterError                        a dead letter was not acknowledged: the record is not done
     └── DriverMismatchError                    this PyMongo is not one that saferetry knows
 
 None of them is a ``PyMongoError``, so that a generic retrier around MongoDB calls does not retry them. All can be
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConfigurationError",
+    "DeadLetterError",
     "DriverMismatchError",
     "KeyReusedError",
     "PartitionLostError",
@@ -86,6 +88,10 @@ class TakenOverError(SafeRetryError):
 
 class PartitionLostError(SafeRetryError):
     """Say that the record's partition was taken away, so that it must not write any more."""
+
+
+class DeadLetterError(SafeRetryError):
+    """Say that the broker did not acknowledge a dead letter, so that the record is not done; it may be there all the same."""
 
 
 class DriverMismatchError(SafeRetryError):

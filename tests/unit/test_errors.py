@@ -13,6 +13,7 @@ import saferetry
 from saferetry import Outcome, WriteView, errors
 from saferetry.errors import (
     ConfigurationError,
+    DeadLetterError,
     DriverMismatchError,
     KeyReusedError,
     PartitionLostError,
@@ -25,6 +26,7 @@ from saferetry.errors import (
 
 ALL = [
     ConfigurationError,
+    DeadLetterError,
     DriverMismatchError,
     KeyReusedError,
     PartitionLostError,

@@ -1,7 +1,8 @@
-"""For Kafka consumers: what names a message's record, the time that it may take, and partitions that are taken away."""
+"""For Kafka consumers: keys, the time between two polls, partitions that are taken away, dead letters."""
 
+from saferetry.kafka._dead_letter import dead_letter, dead_letter_collection
 from saferetry.kafka._key import kafka_key
 from saferetry.kafka._partitions_lost import apartitions_lost, partitions_lost
 from saferetry.kafka._poll_budget import PollBudget
 
-__all__ = ["PollBudget", "apartitions_lost", "kafka_key", "partitions_lost"]
+__all__ = ["PollBudget", "apartitions_lost", "dead_letter", "dead_letter_collection", "kafka_key", "partitions_lost"]
