@@ -140,7 +140,8 @@ def handler(
                 handling = handling_type.of(rules, _without_class(decorated, args), kwargs)
                 return await kind.handle_async(handling, lambda: wrapped(*args, **kwargs))
 
-            decorated = wrapt.FunctionWrapper(function, run_async)
+            decorated: Any = wrapt.FunctionWrapper(function, run_async)
+            decorated._self_guarantee = guarantee
             return decorated
 
         def run(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001 - wrapt's signature
@@ -149,9 +150,16 @@ def handler(
             return kind.handle(handling, lambda: wrapped(*args, **kwargs))
 
         decorated = wrapt.FunctionWrapper(function, run)
+        decorated._self_guarantee = guarantee
         return decorated
 
     return decorate if fn is None else decorate(fn)
+
+
+def guarantee_of(function: Any) -> str | None:
+    """Return the guarantee of a handler, also of a method of an instance; None: it is none."""
+    wrapper = function if isinstance(function, wrapt.FunctionWrapper) else getattr(function, "_self_parent", None)
+    return getattr(wrapper, "_self_guarantee", None)
 
 
 def _without_class(decorated: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -212,3 +212,9 @@ def _executions_that_fit(terms: PollArithmetic, settings: Settings) -> int:
         raise ConfigurationError(message + f"{fitting} would fit")
     logger.warning("%sA handler is executed %d times at most: %s", message, fitting, terms.sum_of(fitting))
     return fitting
+
+
+def budget_for(consumer: Any) -> PollBudget:
+    """Return the budget of a consumer that goes on polling while a record is in work, so that each has the interval."""
+    config = getattr(consumer, "config", None)
+    return PollBudget.from_config(config if isinstance(config, Mapping) else {}, max_poll_records=1)

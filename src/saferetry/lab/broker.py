@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -49,12 +50,25 @@ class Broker:
     ) -> None:
         del self._producer  # the cluster belongs to it
 
-    def produce(self, topic: str, value: bytes, *, key: bytes | None = None) -> None:
-        """Put a message into partition 0 of a topic, which is made if there is none.
+    def produce(self, topic: str, value: bytes, *, key: bytes | None = None, partition: int = 0) -> None:
+        """Put a message into a partition of a topic, which is made, with four of them, if there is none.
 
         Raises:
             BrokerError: it was not taken.
         """
-        self._producer.produce(topic, value, key=key, partition=0)
+        self._producer.produce(topic, value, key=key, partition=partition)
+        self._flush()
+
+    def produce_many(self, topic: str, values: Iterable[bytes], *, partition: int = 0) -> None:
+        """Put messages into a partition of a topic, in this order.
+
+        Raises:
+            BrokerError: not all were taken.
+        """
+        for value in values:
+            self._producer.produce(topic, value, partition=partition)
+        self._flush()
+
+    def _flush(self) -> None:
         if left := self._producer.flush(_PATIENCE):
             raise BrokerError(f"{left} messages were not taken in {_PATIENCE:g} s")

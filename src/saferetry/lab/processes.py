@@ -127,6 +127,10 @@ class TellingProcess:
         self._reader.join(timeout)
         return code
 
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
     def kill(self) -> None:
         """Kill it with SIGKILL, as the out-of-memory killer would; harmless once it has ended."""
         self._signal(signal.SIGKILL)
