@@ -5,6 +5,7 @@
 #   make campaign      random handlers and random faults: SEED=7 [RECORDS=300] [FIRST=0], a violation names what replays it
 #   make campaign-long 10,000 observed faults on three servers: MONGODS=dir as below
 #   make mutants       saferetry with one rule taken out at a time: the campaign must see each
+#   make proof-kafka   the proof with a Kafka cluster at full length, and its control
 #   make soak          20,000 writes, 15 MB, 1,000 tasks, 200 threads, 2,000,000 records: hours
 #   make bench         what the guarantees cost, as ratios
 #   make matrix        the tests with older drivers, on older servers and another Python, hours; ALL=1: every combination
@@ -38,7 +39,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test proof campaign soak campaign-long mutants bench matrix lint format packages pytest docs docs-check test-servers driver-suite clean
+.PHONY: help demo test proof campaign soak campaign-long mutants bench matrix lint format packages pytest docs docs-check test-servers driver-suite proof-kafka clean
 .DELETE_ON_ERROR:
 
 help:
@@ -92,6 +93,10 @@ mutants: $(VENV)/.dev
 # Hours: much and large, at full length.
 soak: $(VENV)/.dev
 	SOAK_LONG=1 $(BIN)/pytest tests/soak -o faulthandler_timeout=0 $(PYTEST_ARGS)
+
+# Consumers killed and stopped; with the control, about 15 minutes.
+proof-kafka: $(VENV)/.dev
+	PROOF_KAFKA=1 $(BIN)/pytest tests/proof/test_kafka.py -o faulthandler_timeout=0 $(PYTEST_ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

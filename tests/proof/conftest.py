@@ -61,6 +61,11 @@ class Ground:
         assert port is not None
         return self._stack.enter_context(Proxy(port, command=command, mode=mode, times=1, **fault))
 
+    def proxy_losing_every(self, count: int) -> Proxy:
+        """Return a proxy before the server that loses each so many-th reply."""
+        assert self._port is not None
+        return self._stack.enter_context(Proxy(self._port, mode="close", times=10**9, skip=count, every=count))
+
     def effects(self) -> dict[str, Any]:
         """Return what `work.order` did."""
         return work.effects(self.database)
