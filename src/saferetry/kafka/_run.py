@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from saferetry._handling import Exceptions
@@ -17,6 +16,7 @@ from saferetry.kafka._consuming import LAST_SECONDS, POLL, Consuming, Terms, rec
 from saferetry.kafka._ledger import Place
 from saferetry.kafka._partitions_lost import partitions_lost
 from saferetry.kafka._poll_budget import PollBudget, budget_for
+from saferetry.kafka._signals import stopping_on_sigterm
 
 logger = logging.getLogger("saferetry")
 
@@ -249,16 +249,3 @@ class Loop:
             with self._changed:
                 self._consuming.settle(partition, message, record, error)
                 self._changed.notify_all()
-
-
-@contextlib.contextmanager
-def stopping_on_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Call ``stop`` at SIGTERM; signals belong to the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: stop())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
