@@ -17,6 +17,7 @@ from saferetry import _cli
 from saferetry.lab import report
 from saferetry.lab.comparison import Comparison, as_json
 from saferetry.lab.consuming import Ending, Message, consume_guarded, consume_raw
+from saferetry.lab.poll_interval import POLL_INTERVAL
 from saferetry.lab.redelivery import TAKEOVER_SECONDS
 from saferetry.lab.scenarios import SCENARIOS, Scenario
 from saferetry.lab.stage import FaultMissingError, Measurement
@@ -43,6 +44,7 @@ def test_the_scenarios_are_those_of_the_file_format() -> None:
         "orphan",
         "crash-redelivery",
         "takeover",
+        "poll-interval",
     ]
 
 
@@ -115,6 +117,19 @@ def test_saferetry_takes_the_record_over_at_once(mongod: Mongod, admin: RawClien
     measured = scenario("takeover").measure(mongod, admin, consume_guarded)
     assert (measured.executions, measured.effects, measured.seen) == (2, 1, "done")
     assert measured.seconds < 1
+
+
+def test_raw_retries_with_pauses_cost_the_consumer_its_group(mongod: Mongod, admin: RawClient) -> None:
+    measured = scenario("poll-interval").measure(mongod, admin, consume_raw)
+    assert (measured.effects, measured.left_group) == (1, True)
+    assert measured.seconds > POLL_INTERVAL
+
+
+def test_saferetry_gives_a_record_up_before_the_next_poll_is_due(mongod: Mongod, admin: RawClient) -> None:
+    measured = scenario("poll-interval").measure(mongod, admin, consume_guarded)
+    assert (measured.effects, measured.left_group, measured.seen) == (0, False, "NotPrimaryError")
+    assert measured.seconds < POLL_INTERVAL
+    assert measured.as_json()["left_group"] is False
 
 
 def test_a_scenario_ends_the_transactions_of_its_dead(mongod: Mongod, admin: RawClient) -> None:

@@ -56,7 +56,7 @@ def lab(
         typer.Option(help=f"Play only this scenario; may be repeated. One of {', '.join(_NAMES)}.", metavar="NAME"),
     ] = None,
 ) -> None:
-    """Bring eight faults upon one handler, with raw PyMongo and with saferetry, and count the effects.
+    """Bring nine faults upon one handler, with raw PyMongo and with saferetry, and count the effects.
 
     Exit code 0: every fault did harm with raw PyMongo and none with saferetry.
     """

@@ -37,7 +37,8 @@ def run(queue: Queue, work: Any, **options: Any) -> None:
 
 
 def test_a_message_that_is_done_is_deleted() -> None:
-    queue, seen = Queue("a", "b"), []
+    queue = Queue("a", "b")
+    seen: list[str] = []
     run(queue, seen.append)
     assert (seen, queue.messages) == (["a", "b"], [])
 

@@ -22,8 +22,8 @@ from pymongo.errors import PyMongoError
 from pymongo.monitoring import CommandFailedEvent, CommandListener, CommandStartedEvent, CommandSucceededEvent
 
 import saferetry
-from saferetry import RecordKey
-from saferetry.kafka import kafka_key
+from saferetry import Budget, RecordKey
+from saferetry.kafka import PollBudget, kafka_key
 from saferetry.lab.broker import SESSION_TIMEOUT
 from saferetry.lab.consuming import Way, retry_of_the_handler
 from saferetry.lab.processes import tell
@@ -45,6 +45,8 @@ class Plan:
         patience: seconds after which that gives up.
         bootstrap: address of the Kafka cluster; empty: there is one message at hand.
         topic: where the message is; the consumer group's name too.
+        poll_interval: seconds that may pass between two polls of a Kafka consumer.
+        pause: seconds between two executions of plain PyMongo's retry.
     """
 
     way: Way
@@ -55,6 +57,8 @@ class Plan:
     patience: float = 30.0
     bootstrap: str = ""
     topic: str = "orders"
+    poll_interval: float = 300.0
+    pause: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Return it for the command line."""
@@ -90,7 +94,7 @@ def _raw(plan: Plan, stack: ExitStack) -> Callable[[Any], None]:
 
     def handle(message: Any) -> None:  # noqa: ARG001 - its content does not matter
         if not plan.transactional:
-            retry_of_the_handler()(_handle_order, database, plan.collection)
+            retry_of_the_handler(plan.pause)(_handle_order, database, plan.collection)
             return
         with client.start_session() as session, pymongo.timeout(plan.patience):
             session.with_transaction(in_transaction)
@@ -110,7 +114,11 @@ def _guarded(plan: Plan, stack: ExitStack) -> Callable[[Any], None]:
     at_hand = RecordKey(plan.topic, 0, 0, group=plan.topic, digest=b"1")
 
     @saferetry.handler(
-        key=kafka_key(plan.topic) if plan.bootstrap else at_hand, guarantee="transaction", client=client, name="lab"
+        key=kafka_key(plan.topic) if plan.bootstrap else at_hand,
+        guarantee="transaction",
+        client=client,
+        name="lab",
+        budget=_budget_of(plan),
     )
     def handle(message: Any) -> None:  # noqa: ARG001 - its content does not matter
         _handle_order(client[plan.database], plan.collection)
@@ -118,8 +126,22 @@ def _guarded(plan: Plan, stack: ExitStack) -> Callable[[Any], None]:
     return handle
 
 
+def _budget_of(plan: Plan) -> Callable[[Any], Budget] | None:
+    """Return the budget of a Kafka consumer, which handles its message as soon as poll() has returned."""
+    if not plan.bootstrap:
+        return None
+    interval = round(plan.poll_interval * 1000)
+    poll = PollBudget(interval, 1, settings=saferetry.Settings(longest_execution_ms=1_000, max_executions=1))
+
+    def of(message: Any) -> Budget:
+        poll.start(1)
+        return poll(message)
+
+    return of
+
+
 def _consume_from_kafka(plan: Plan, handle: Callable[[Any], None]) -> None:
-    from confluent_kafka import Consumer  # noqa: PLC0415 - whoever plans this has it
+    from confluent_kafka import Consumer, KafkaError  # noqa: PLC0415 - whoever plans this has it
 
     consumer = Consumer(
         {
@@ -127,7 +149,9 @@ def _consume_from_kafka(plan: Plan, handle: Callable[[Any], None]) -> None:
             "group.id": plan.topic,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
-            "session.timeout.ms": round(SESSION_TIMEOUT * 1000),
+            "session.timeout.ms": round(min(SESSION_TIMEOUT, plan.poll_interval) * 1000),
+            "max.poll.interval.ms": round(plan.poll_interval * 1000),
+            "log_level": 0,
             "heartbeat.interval.ms": 500,
         }
     )
@@ -138,7 +162,12 @@ def _consume_from_kafka(plan: Plan, handle: Callable[[Any], None]) -> None:
             if message is not None and message.error() is None:
                 break
         _handle_one(handle, message)
-        consumer.commit(message=message, asynchronous=False)
+        next_one = consumer.poll(_POLL)
+        error = next_one.error() if next_one is not None else None
+        left_group = error is not None and error.code() == KafkaError._MAX_POLL_EXCEEDED
+        tell("group", left=left_group)
+        if not left_group:
+            consumer.commit(message=message, asynchronous=False)
     finally:
         consumer.close()
 

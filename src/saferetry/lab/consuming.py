@@ -15,7 +15,7 @@ from typing import Any
 import pymongo
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_none
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 import saferetry
 from saferetry.lab.commands import CommandLog
@@ -66,18 +66,20 @@ class Ending:
         executions: times the handler's body was started.
         seconds: from the message's arrival until the consumer went on.
         seen: what the consumer saw, for people: "done", the name of the error, the recoverer's reason.
+        left_group: whether the consumer was taken for dead meanwhile; None: it was in no group.
     """
 
     executions: int
     seconds: float
     seen: str
+    left_group: bool | None = None
 
 
-def retry_of_the_handler() -> Retrying:
-    """Return the retry people write: of the handler, without pause, on any driver error."""
+def retry_of_the_handler(pause: float = 0.0) -> Retrying:
+    """Return the retry people write: of the handler, with the same pause each time, in seconds, on any driver error."""
     return Retrying(
         stop=stop_after_attempt(EXECUTIONS),
-        wait=wait_none(),
+        wait=wait_fixed(pause),
         retry=retry_if_exception_type(PyMongoError),
         reraise=True,
     )

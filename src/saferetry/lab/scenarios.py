@@ -12,6 +12,7 @@ from pymongo.collection import Collection
 
 from saferetry.lab.consuming import Ending, Message
 from saferetry.lab.failpoints import hold_inserts, hold_updates
+from saferetry.lab.poll_interval import POLL_INTERVAL, poll_interval
 from saferetry.lab.proxy import Proxy
 from saferetry.lab.redelivery import TAKEOVER_SECONDS, crash_redelivery, takeover
 from saferetry.lab.server import Server
@@ -72,6 +73,7 @@ class Scenario:
             expected=self.expected,
             seconds=stage.ending.seconds,
             seen=stage.ending.seen,
+            left_group=stage.ending.left_group,
         )
 
 
@@ -210,5 +212,14 @@ SCENARIOS: tuple[Scenario, ...] = (
         ("insert", "update"),
         1,
         takeover,
+    ),
+    Scenario(
+        "poll-interval",
+        f"the server refuses inserts for longer than max.poll.interval.ms ({POLL_INTERVAL:g} s here); effects are times that "
+        "the consumer left its group",
+        ("insert",),
+        0,
+        poll_interval,
+        needs_failpoints=True,
     ),
 )

@@ -38,6 +38,7 @@ class Measurement:
         expected: what `effects` should be.
         seconds: until the consumer went on to its next message.
         seen: what the consumer saw in the end.
+        left_group: whether it was taken for dead meanwhile; None: that is not what the scenario is about.
     """
 
     executions: int
@@ -47,9 +48,11 @@ class Measurement:
     expected: int
     seconds: float
     seen: str
+    left_group: bool | None = None
 
     def as_json(self) -> dict[str, int | float]:
         """Return the numbers as they stand in the file of `--json`."""
+        group = {} if self.left_group is None else {"left_group": self.left_group}
         return {
             "executions": self.executions,
             "sends": self.sends,
@@ -57,6 +60,7 @@ class Measurement:
             "effects": self.effects,
             "expected": self.expected,
             "seconds": round(self.seconds, 3),
+            **group,
         }
 
 
