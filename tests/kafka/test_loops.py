@@ -94,7 +94,7 @@ def test_offsets_are_committed_after_so_many_records(half: str) -> None:
     eventually(lambda: consumed.fake.committed.get(P0, 0) >= 20)
     consumed.stop()
     consumed.end()
-    assert consumed.fake.committed == {P0: 30}  # the last ones at the stop
+    assert consumed.fake.committed == {P0: len(consumed.seen[0])}  # the last ones at the stop
     assert len(consumed.fake.commits) <= 4
 
 

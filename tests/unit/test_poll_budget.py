@@ -173,6 +173,31 @@ def test_a_configuration_with_a_wrong_number_is_refused() -> None:
         PollBudget.from_config({"max.poll.interval.ms": "soon"}, settings=QUICK)
 
 
+@pytest.mark.parametrize(
+    ("config", "warns"),
+    [
+        ({}, True),
+        ({"enable.auto.commit": True}, True),
+        ({"enable_auto_commit": True}, True),
+        ({"enable.auto.commit": "true"}, True),
+        ({"enable.auto.commit": False}, False),
+        ({"enable.auto.commit": "false"}, False),
+        ({"enable_auto_commit": False}, False),
+        ({"enable.auto.offset.store": False}, False),
+    ],
+)
+def test_a_consumer_that_commits_by_itself_is_warned_of(
+    config: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    PollBudget.from_config(config, max_poll_records=1, settings=QUICK)
+    assert ("commits by itself what it has polled" in caplog.text) is warns
+
+
+def test_strict_refuses_a_consumer_that_commits_by_itself() -> None:
+    with pytest.raises(ConfigurationError, match="commits by itself"):
+        PollBudget.from_config({}, max_poll_records=1, settings=Settings(longest_execution_ms=100, strict=True))
+
+
 # at run time
 
 

@@ -105,9 +105,10 @@ class PollBudget:
             4
 
         Raises:
-            ConfigurationError: As above, or a value is no whole number.
+            ConfigurationError: As above, or a value is no whole number; or, under strict, the consumer commits by itself.
         """
         own = _settings_of(client, settings)
+        _check_commits(config, own)
         if library is None and any("." in name for name in config):
             library = "confluent-kafka"
         interval = _configured(config, "max_poll_interval_ms") or own.max_poll_interval_ms or DEFAULT_INTERVAL_MS
@@ -164,6 +165,24 @@ def _count(name: str, given: int | None, setting: int | None) -> int:
     return number
 
 
+def _check_commits(config: Mapping[str, Any], settings: Settings) -> None:
+    """Complain of a consumer that commits by itself what it has polled, done or not, which is every library's default."""
+
+    def is_on(name: str) -> bool:
+        value = config.get(name, config.get(name.replace(".", "_"), True))
+        return value.lower() != "false" if isinstance(value, str) else bool(value)
+
+    if not (is_on("enable.auto.commit") and is_on("enable.auto.offset.store")):
+        return
+    message = (
+        "poll budget: this consumer commits by itself what it has polled, so that a record that is not done is lost: set "
+        "enable.auto.commit (enable_auto_commit) to False and commit when the handler has returned"
+    )
+    if settings.strict:
+        raise ConfigurationError(message)
+    logger.warning(message)
+
+
 def _configured(config: Mapping[str, Any], name: str) -> int | None:
     for spelling in (name, name.replace("_", ".")):
         if config.get(spelling) is not None:
@@ -217,4 +236,5 @@ def _executions_that_fit(terms: PollArithmetic, settings: Settings) -> int:
 def budget_for(consumer: Any) -> PollBudget:
     """Return the budget of a consumer that goes on polling while a record is in work, so that each has the interval."""
     config = getattr(consumer, "config", None)
-    return PollBudget.from_config(config if isinstance(config, Mapping) else {}, max_poll_records=1)
+    known = config if isinstance(config, Mapping) else {}
+    return PollBudget.from_config({**known, "enable.auto.commit": False}, max_poll_records=1)  # that was looked at before
