@@ -11,6 +11,10 @@ class Losses:
     def __init__(self) -> None:
         self._counts: dict[tuple[str, int, str], int] = {}
 
+    def __bool__(self) -> bool:
+        """Whether any partition was ever taken away."""
+        return bool(self._counts)
+
     def note(self, stream: str, partition: int, group: str) -> None:
         """Take note that a partition was taken away from a consumer of this group."""
         place = (stream, partition, group)

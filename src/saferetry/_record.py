@@ -106,7 +106,7 @@ class Record:
     @property
     def is_lost(self) -> bool:
         """Whether its partition, or that of a record around it, was taken away meanwhile."""
-        return any(LOSSES.count(record.key) != record._losses for record in self.lineage())
+        return bool(LOSSES) and any(LOSSES.count(record.key) != record._losses for record in self.lineage())
 
     def check_held(self) -> None:
         """Refuse to write on after the partition was taken away.
