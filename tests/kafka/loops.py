@@ -44,6 +44,7 @@ class FakeConsumer:
         self.was_paused: set[Place] = set()
         self.is_closed = False
         self.polls = 0
+        self.longest_wait = 0.0
         self.max_poll_gap = 0.0
         self._next: dict[Place, int] = {}
         self._polled_at = 0.0
@@ -91,6 +92,7 @@ class FakeConsumer:
 
     def poll(self, most: int, seconds: float) -> list[Message]:
         self.next_event()
+        self.longest_wait = max(self.longest_wait, seconds)
         time.sleep(min(seconds, 0.002))
         return self.messages(most)
 
@@ -130,6 +132,7 @@ class AsyncFakeConsumer:
         event = self._fake.next_event()
         if event is not None:
             await event
+        self._fake.longest_wait = max(self._fake.longest_wait, seconds)
         await asyncio.sleep(min(seconds, 0.002))
         return self._fake.messages(most)
 

@@ -250,11 +250,20 @@ def test_polls_go_on_while_a_record_is_in_work_and_no_more_is_taken_in_than_fits
     eventually(lambda: consumed.fake.paused == {P0})
     before = consumed.fake.polls
     eventually(lambda: consumed.fake.polls > before + 5)
-    assert consumed.fake._next[P0] <= 40
+    assert consumed.fake._next[P0] <= 60
     gate.opened.set()
     until_committed(consumed, {P0: 1_000})
     consumed.stop()
     assert consumed.end() is None
+
+
+def test_polls_of_one_message_wait_for_it_too(half: str) -> None:
+    fake = FakeConsumer(5)
+    consumed = Consumed(half, fake, nothing, max_records=1)
+    until_committed(consumed, {P0: 5})
+    consumed.stop()
+    assert consumed.end() is None
+    assert fake.longest_wait == consuming.POLL
 
 
 # stopping

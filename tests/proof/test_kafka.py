@@ -56,7 +56,7 @@ class Plan:
     lose_every: int
 
 
-PLAN = Plan(20_000, 3, None, None, 5.0, 500) if IS_LONG else Plan(1_000, 2, 1, 1, 0.5, 200)
+PLAN = Plan(20_000, 3, None, None, 8.0, 500) if IS_LONG else Plan(1_000, 2, 1, 1, 0.5, 200)
 
 
 @dataclass

@@ -119,12 +119,15 @@ class AsyncLoop:
             raise self._consuming.failure
 
     async def _turn(self, seconds: float) -> None:
+        if seconds:
+            await self._wait_until(lambda: not self._consuming.is_full(), seconds)
+        most, seconds = self._consuming.appetite(seconds)
         to_pause, to_resume = self._consuming.pauses()
         if to_pause:
             self._client.pause(to_pause)
         if to_resume:
             self._client.resume(to_resume)
-        messages = await self._client.poll(self._terms.max_records, seconds)
+        messages = await self._client.poll(most, seconds)
         async with self._changed:
             if self._consuming.took(messages):
                 self._changed.notify_all()
@@ -196,9 +199,12 @@ class AsyncLoop:
         ledger.forget(places)
 
     async def _wait_for(self, places: Iterable[Place], seconds: float) -> None:
+        await self._wait_until(lambda: not self._consuming.ledger.is_in_work(places), seconds)
+
+    async def _wait_until(self, predicate: Callable[[], bool], seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait_for(lambda: not self._consuming.ledger.is_in_work(places))
+                await self._changed.wait_for(predicate)
 
     async def _lost(self, places: list[Place]) -> None:
         self._consuming.ledger.forget(places)

@@ -31,6 +31,7 @@ POLL = 0.1  # seconds that one poll waits for a message
 FROZEN = 3.0  # seconds that a poll may take too long before the process passes for one that stood still
 LAST_SECONDS = 2.0  # for a record that was told to end
 MOST_DOUBLINGS = 16
+_ENOUGH, _TOO_MUCH = 2, 4  # polls' worth of messages that wait: all together, and of one partition
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,6 @@ class Consuming:
         self._rng = random.Random(self._settings.seed)  # noqa: S311 - jitter, no secret
         self._is_transaction = guarantee_of(handler) == "transaction"
         self._paused: set[Place] = set()
-        self._is_full = False
         self._in_work: Record | None = None
         self._uncommitted = 0
         self._committed_at = self._reported_at = self._started_at = clock()
@@ -214,14 +214,29 @@ class Consuming:
         added = [self.ledger.add(message) for message in messages]
         return any(added)
 
+    def is_full(self) -> bool:
+        """Whether more was polled than is soon handled."""
+        return self.ledger.backlog(self._clock()) >= _ENOUGH * self.terms.max_records
+
+    def appetite(self, seconds: float) -> tuple[int, float]:
+        """Return how many messages the next poll may return, and how long it may wait for one.
+
+        Where there is enough: one that is there, since polls have to go on, and no library has one that returns nothing.
+        """
+        return (1, 0.0) if self.is_full() else (self.terms.max_records, seconds)
+
     def pauses(self) -> tuple[set[Place], set[Place]]:
-        """Return the partitions to pause and those to resume before the next poll."""
-        now = self._clock()
-        backlog, most = self.ledger.backlog(now), 2 * self.terms.max_records
-        self._is_full = backlog >= most or (self._is_full and backlog > most // 2)
-        everything = set(self.ledger.partitions)
-        wanted = everything if self._is_full or self.is_stopping else self.ledger.put_off_at(now)
-        to_pause, to_resume = wanted - self._paused, (self._paused & everything) - wanted
+        """Return the partitions to pause and those to resume before the next poll.
+
+        Libraries drop what they have fetched of a partition that is paused, so that is left for what takes long.
+        """
+        everything, most = self.ledger.partitions, _TOO_MUCH * self.terms.max_records
+        wanted = set(everything) if self.is_stopping else self.ledger.put_off_at(self._clock())
+        for place, partition in everything.items():
+            waiting = len(partition.waiting)
+            if waiting >= most or (place in self._paused and waiting > most // 2):
+                wanted.add(place)
+        to_pause, to_resume = wanted - self._paused, (self._paused & everything.keys()) - wanted
         self._paused = wanted
         return to_pause, to_resume
 

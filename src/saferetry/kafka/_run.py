@@ -126,12 +126,15 @@ class Loop:
 
     def _turn(self, seconds: float) -> None:
         with self._changed:
+            if seconds:
+                self._changed.wait_for(lambda: not self._consuming.is_full(), seconds)
+            most, seconds = self._consuming.appetite(seconds)
             to_pause, to_resume = self._consuming.pauses()
         if to_pause:
             self._client.pause(to_pause)
         if to_resume:
             self._client.resume(to_resume)
-        messages = self._client.poll(self._terms.max_records, seconds)
+        messages = self._client.poll(most, seconds)
         with self._changed:
             if self._consuming.took(messages):
                 self._changed.notify_all()
