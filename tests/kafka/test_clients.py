@@ -220,10 +220,12 @@ async def test_sigterm_ends_the_asyncio_loop_too(broker: Broker, topic: str) -> 
         handled.append(raw.partition)
         await asyncio.sleep(0.05)
 
+    before = signal.getsignal(signal.SIGTERM)
     consumer = aiokafka.AIOKafkaConsumer(
         bootstrap_servers=broker.address, group_id=topic, enable_auto_commit=False, auto_offset_reset="earliest"
     )
     await arun(consumer, work, topics=topic, group=topic)
+    assert signal.getsignal(signal.SIGTERM) is before
     assert len(handled) == 1
     assert sum(max(0, offset) for offset in committed(broker, topic)) == 1
 

@@ -244,7 +244,7 @@ class AsyncLoop:
 @contextlib.contextmanager
 def stopping_on_sigterm(stop: Callable[[], None]) -> Iterator[None]:
     """Call ``stop`` at SIGTERM; where the event loop can be told of signals."""
-    loop = asyncio.get_running_loop()
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
     try:
         loop.add_signal_handler(signal.SIGTERM, stop)
     except (NotImplementedError, RuntimeError, ValueError):  # not on this system, or not the main thread
@@ -254,3 +254,4 @@ def stopping_on_sigterm(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before)
