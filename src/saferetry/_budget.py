@@ -28,9 +28,7 @@ class Budget:
 
     __slots__ = ("_clock", "_deadline", "executions")
 
-    def __init__(
-        self, seconds: float, *, executions: int | None = None, clock: Callable[[], float] = _world.monotonic
-    ) -> None:
+    def __init__(self, seconds: float, *, executions: int | None = None, clock: Callable[[], float] = _world.monotonic) -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
             raise ConfigurationError(f"budget is a {type(seconds).__name__}: give seconds, a finite number above 0")
         if not 0 < seconds < math.inf:

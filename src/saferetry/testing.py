@@ -153,6 +153,9 @@ class _Written:
     def view(self) -> WriteView:
         return self._view
 
+    def orphan(self) -> None:
+        """Return None: no server is at work on it."""
+
 
 @contextmanager
 def fake_record(

@@ -6,7 +6,7 @@ from saferetry.lab.broker import Broker
 from saferetry.lab.consumer import Plan
 from saferetry.lab.consuming import Ending, Way
 from saferetry.lab.failpoints import fail_command
-from saferetry.lab.processes import TellingProcess
+from saferetry.lab.redelivery import consumer_process
 from saferetry.lab.stage import Stage
 
 POLL_INTERVAL = 5.0  # seconds; 300 by default
@@ -22,7 +22,6 @@ def poll_interval(stage: Stage) -> int:
         def consume(way: Way) -> Ending:
             plan = Plan(
                 way,
-                stage.uri,
                 stage.app_name,
                 stage.records.database.name,
                 stage.records.name,
@@ -37,7 +36,7 @@ def poll_interval(stage: Stage) -> int:
                 errorCode=_NOT_PRIMARY,
                 errorLabels=["RetryableWriteError", "TransientTransactionError"],
             )
-            with failing, TellingProcess("saferetry.lab.consumer", plan.as_json()) as consumer:
+            with failing, consumer_process(plan, stage.uri) as consumer:
                 done = consumer.wait_for("done")
                 left = consumer.wait_for("group")["left"]
                 consumer.finish()

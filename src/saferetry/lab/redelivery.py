@@ -53,11 +53,11 @@ def _kill_and_redeliver(stage: Stage, plan: Plan, *, command: str) -> Ending:
 
     with (
         stage.proxy(command, "cut", 1, on_hit=kill) as proxy,
-        _consumer(plan, stage.uri_through(proxy)) as first,
+        consumer_process(plan, stage.uri_through(proxy)) as first,
     ):
         if (code := first.finish()) != -signal.SIGKILL or proxy.hits != 1:
             raise FaultMissingError(f"the first consumer was not killed at its {command}: exit code {code}{first.trace()}")
-    with _consumer(plan, stage.uri) as second:
+    with consumer_process(plan, stage.uri) as second:
         done = second.wait_for("done")
         second.finish()
     for consumer in (first, second):
@@ -66,7 +66,8 @@ def _kill_and_redeliver(stage: Stage, plan: Plan, *, command: str) -> Ending:
     return Ending(executions, done["seconds"], done["seen"])
 
 
-def _consumer(plan: Plan, uri: str) -> TellingProcess:
+def consumer_process(plan: Plan, uri: str) -> TellingProcess:
+    """Return the process of a consumer that follows a plan."""
     return TellingProcess(_PROGRAM, plan.as_json(), environment={URI_VARIABLE: uri})
 
 
