@@ -9,7 +9,7 @@
 #   make soak          20,000 writes, 15 MB, 1,000 tasks, 200 threads, 2,000,000 records: hours
 #   make bench         what the guarantees cost, as ratios
 #   make matrix        the tests with older drivers, on older servers and another Python, hours; ALL=1: every combination
-#   make driver-suite  the driver's own tests with our clients, about half an hour: FILES="bulk test/test_cursor.py" MODE=record
+#   make driver-suite  the driver's own tests with our clients, long: FILES="bulk test/test_cursor.py" MODE=record
 #   make test-servers  the tests on other servers: MONGODS=dir with bin/mongod-VERSION and lib/; PYMONGO=x.y.z for another driver
 PYTHON ?= python3
 VENV ?= .venv
