@@ -96,7 +96,9 @@ class Table:
         yield ""
         yield "| file | PyMongo's |" + "".join(f" {mode.value} |" for mode in MODES)
         yield "|---|---|" + "---|" * len(MODES)
-        raw_by_file = {file: row.raw for (file, _), row in sorted(rows.items(), key=lambda item: item[0][0])}
+        raw_by_file: dict[str, int] = {}
+        for (file, _), row in sorted(rows.items(), key=lambda item: item[0][0]):
+            raw_by_file[file] = max(row.raw, raw_by_file.get(file, 0))
         for file, raw in raw_by_file.items():
             cells = [str(rows[file, mode].ours) if (file, mode) in rows else "" for mode in MODES]
             if raw:
