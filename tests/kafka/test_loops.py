@@ -160,6 +160,17 @@ def test_a_partition_that_is_put_off_is_paused_while_polls_go_on(half: str, monk
     assert consumed.fake.committed == {P1: 3}
 
 
+def test_a_partition_does_not_starve_behind_one_that_has_much(half: str) -> None:
+    """The fake hands a partition out to its end before the next one, as librdkafka does with what it has fetched."""
+    consumed = Consumed(half, FakeConsumer(100_000, 3, 0), lambda message: time.sleep(0.002))
+    eventually(lambda: consumed.error is not None or len(consumed.seen[1]) == 3)
+    assert consumed.error is None
+    assert len(consumed.seen[0]) < 5_000
+    eventually(lambda: P0 not in consumed.fake.paused)
+    consumed.stop()
+    assert consumed.end() is None
+
+
 def test_exceptions_that_the_user_names_are_put_off_too(half: str) -> None:
     busy = [True, True]
 

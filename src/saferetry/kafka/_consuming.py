@@ -31,6 +31,7 @@ POLL = 0.1  # seconds that one poll waits for a message
 FROZEN = 3.0  # seconds that a poll may take too long before the process passes for one that stood still
 LAST_SECONDS = 2.0  # for a record that was told to end
 MOST_DOUBLINGS = 16
+_STARVED = 1.0  # seconds
 _ENOUGH, _TOO_MUCH = 2, 4  # polls' worth of messages that wait: all together, and of one partition
 
 
@@ -107,6 +108,9 @@ class Consuming:
         self._rng = random.Random(self._settings.seed)  # noqa: S311 - jitter, no secret
         self._is_transaction = guarantee_of(handler) == "transaction"
         self._paused: set[Place] = set()
+        self._fresh: set[Place] = set()  # newly assigned; the library may remember that they were paused before
+        self._favoured: set[Place] = set()
+        self._starving_since: float | None = None
         self._in_work: Record | None = None
         self._uncommitted = 0
         self._committed_at = self._reported_at = self._started_at = clock()
@@ -203,7 +207,9 @@ class Consuming:
     def assigned(self, places: Iterable[Place]) -> None:
         """Take in partitions that were assigned."""
         self.ledger.assign(places)
-        self._paused.update(places)  # whatever the library remembers of before: they are resumed before the next poll
+        self._favoured.difference_update(places)
+        self._paused.difference_update(places)
+        self._fresh.update(places)
 
     def took(self, messages: Iterable[Message]) -> bool:
         """Take in what a poll returned; whether there is something to begin with."""
@@ -211,8 +217,9 @@ class Consuming:
         if now - self._polled_at > POLL + FROZEN:  # the partitions may be somebody else's, who has gone on
             self._no_commit_before = now + FROZEN
         self._polled_at = now
-        added = [self.ledger.add(message) for message in messages]
-        return any(added)
+        added = [message.place for message in messages if self.ledger.add(message)]
+        self._favoured.difference_update(added)
+        return bool(added)
 
     def is_full(self) -> bool:
         """Whether more was polled than is soon handled."""
@@ -230,15 +237,37 @@ class Consuming:
 
         Libraries drop what they have fetched of a partition that is paused, so that is left for what takes long.
         """
-        everything, most = self.ledger.partitions, _TOO_MUCH * self.terms.max_records
+        everything, most = self.ledger.partitions, self.terms.max_records
         wanted = set(everything) if self.is_stopping else self.ledger.put_off_at(self._clock())
+        is_time_for_others = self._is_time_for_others(wanted)
         for place, partition in everything.items():
             waiting = len(partition.waiting)
-            if waiting >= most or (place in self._paused and waiting > most // 2):
+            is_too_much = waiting >= _TOO_MUCH * most or (is_time_for_others and waiting >= most)
+            if is_too_much or (place in self._paused and waiting > most // 2):
                 wanted.add(place)
-        to_pause, to_resume = wanted - self._paused, (self._paused & everything.keys()) - wanted
-        self._paused = wanted
+        to_pause, to_resume = wanted - self._paused, ((self._paused | self._fresh) & everything.keys()) - wanted
+        self._paused, self._fresh = wanted, set()
         return to_pause, to_resume
+
+    def _is_time_for_others(self, held_up: set[Place]) -> bool:
+        """Whether partitions had nothing for a second while others have much: libraries hand one out to its end first.
+
+        Once for each, until a message of it comes: it may have none.
+        """
+        partitions = self.ledger.partitions.items()
+        starving = {place for place, partition in partitions if not partition.waiting} - held_up - self._favoured
+        has_much = any(len(partition.waiting) >= self.terms.max_records for _, partition in partitions)
+        if not (starving and has_much):
+            self._starving_since = None
+            return False
+        now = self._clock()
+        if self._starving_since is None:
+            self._starving_since = now
+        if now - self._starving_since < _STARVED:
+            return False
+        self._favoured |= starving
+        self._starving_since = None
+        return True
 
     # offsets
 
