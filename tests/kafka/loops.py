@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from saferetry import Settings
+from saferetry import RecordKey, Settings
+from saferetry._losses import LOSSES
 from saferetry.kafka import PollBudget
 from saferetry.kafka._arun import AsyncLoop
 from saferetry.kafka._consuming import Terms
@@ -20,6 +21,7 @@ from tests.kafka.messages import ConfluentMessage
 
 Handler = Callable[[Any], Any]
 BUDGET = Settings(longest_execution_ms=100)
+PLACE = RecordKey("t", 0, 0, group="g")
 
 
 class FakeConsumer:
@@ -161,6 +163,7 @@ class Consumed:
         self.order: list[tuple[int, int]] = []
         self.error: BaseException | None = None
         self._work = work
+        self._losses = LOSSES.count(PLACE)
         given: dict[str, Any] = {
             "topics": ("t",),
             "group": "g",
@@ -210,6 +213,14 @@ class Consumed:
             asyncio.run(main())
         except BaseException as exc:  # noqa: BLE001 - the test looks at it
             self.error = exc
+
+    def is_told_lost(self) -> bool:
+        """Whether the record in work, in the first partition, was told that it is lost."""
+        return LOSSES.count(PLACE) > self._losses
+
+    def is_leaving(self, place: Place) -> bool:
+        """Whether the loop knows that a partition is being taken away."""
+        return self._loop._consuming.ledger.partitions[place].is_leaving
 
     def stop(self) -> None:
         """Tell the loop to stop."""
