@@ -185,17 +185,15 @@ def _no_digest() -> list[Patch]:
 
 
 def _slot_of_its_own() -> list[Patch]:
-    slots: dict[object, uuid.UUID] = {}  # of this process
-    return [mock.patch.object(_transaction_handling, "slot_of", lambda *record: slots.setdefault(record, uuid.uuid4()))]
+    slots: dict[object, bytes] = {}  # of this process
+    return [mock.patch.object(_transaction_handling, "slot_of", lambda *record: slots.setdefault(record, uuid.uuid4().bytes))]
 
 
 def _low_number() -> list[Patch]:
-    address = _slots.Slots.address
+    def lowest(self: Any, slot: bytes, now: float, newer: int = 0) -> _addresses.Address:
+        return _addresses.Address({"id": Binary(slot, UUID_SUBTYPE)}, Int64(1))
 
-    def low(self: Any, slot: Any, now: float, newer: int = 0) -> Any:
-        return address(self, slot, 0.0, 0)
-
-    return [mock.patch.object(_slots.Slots, "address", low)]
+    return [mock.patch.object(_slots.Slots, "address", lowest)]
 
 
 def _newer_number_is_final() -> list[Patch]:
