@@ -98,7 +98,9 @@ class ThreeNodes:
         self._servers = servers
         self._script = Script(Failures(admin))
         self._script.disasters.update({"primary killed": self._kill_primary, "primary stepped down": self._step_down})
-        self._disaster = threading.Lock()
+        self._disaster = threading.Lock()  # one at a time
+        self._is_whole = threading.Event()
+        self._is_whole.set()
         for member in servers.members:
             proxy = servers.proxy_of(member)
             proxy.follow(self._script)
@@ -114,14 +116,14 @@ class ThreeNodes:
 
     def settle(self) -> None:
         """Wait until all members are there, and a majority has all that there is."""
-        with self._disaster:
-            self._servers.settle()
+        self._is_whole.wait()
         barrier = self.admin.get_database("barrier", write_concern=pymongo.WriteConcern("majority")).c
         patiently(lambda: barrier.insert_one({}))
 
     def _kill_primary(self) -> bool:
         if not self._disaster.acquire(blocking=False):
             return False
+        self._is_whole.clear()
         primary = self._servers.primary()
         primary.kill()
 
@@ -130,6 +132,7 @@ class ThreeNodes:
                 time.sleep(_DOWN)
                 self._servers.heal()
             finally:
+                self._is_whole.set()
                 self._disaster.release()
 
         threading.Thread(target=heal, name="heal").start()
@@ -138,12 +141,14 @@ class ThreeNodes:
     def _step_down(self) -> bool:
         if not self._disaster.acquire(blocking=False):
             return False
+        self._is_whole.clear()
 
         def step_down() -> None:
             try:
                 self._servers.step_down()
                 self._servers.settle()
             finally:
+                self._is_whole.set()
                 self._disaster.release()
 
         threading.Thread(target=step_down, name="step-down").start()
