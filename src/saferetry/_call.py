@@ -423,7 +423,7 @@ class WriteCall:
         """Keep the view alone: a record may write a lot."""
         self._last_view = self.view()
         self._commands.clear()
-        del self._plan
+        del self._plan, self._current
 
     def _report(self, exc: BaseException) -> None:
         view = self.view()

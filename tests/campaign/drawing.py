@@ -97,7 +97,7 @@ def _replace_one(rng: random.Random) -> Step:
 
 
 def _delete_one(rng: random.Random) -> Step:
-    return Step("delete_one", {"filter": rng.choice([{"_id": _id(_key(rng))}, {"owner": OWNER, "n": {"$lt": 4}}])})
+    return Step("delete_one", {"filter": rng.choice([{"_id": _id(_key(rng))}, {"_id": _id(1), "n": {"$lt": 4}}])})
 
 
 def _find_one_and_update(rng: random.Random) -> Step:

@@ -9,9 +9,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TypeVar
 
 import pymongo
-from pymongo.errors import ConnectionFailure, NotPrimaryError
+from pymongo.errors import ConnectionFailure, OperationFailure
 from pymongo.read_concern import ReadConcern
 
+from saferetry._policy import RETRYABLE_CODES
 from saferetry.lab.mongod import Mongod
 from saferetry.lab.proxy import Proxy
 from saferetry.lab.replica_set import ReplicaSet
@@ -30,8 +31,9 @@ def patiently(ask: Callable[[], T]) -> T:
     while True:
         try:
             return ask()
-        except (ConnectionFailure, NotPrimaryError):
-            if time.monotonic() > deadline:
+        except (ConnectionFailure, OperationFailure) as exc:
+            passes = isinstance(exc, ConnectionFailure) or exc.code in RETRYABLE_CODES
+            if time.monotonic() > deadline or not passes:
                 raise
             time.sleep(0.05)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -278,6 +280,23 @@ def test_a_server_that_misplaces_errors_on_a_resend_is_asked_statement_by_statem
             db.collection().insert_many(documents, ordered=False)
     assert [error["index"] for error in caught.value.details["writeErrors"]] == [0, 2]
     assert caught.value.details["nInserted"] == 1
+
+
+class _Document(dict[str, Any]):
+    """A document that can be watched."""
+
+
+def test_a_record_keeps_no_document_of_a_write_that_is_over() -> None:
+    document = _Document(a=1)
+    watched = weakref.ref(document)
+    with fake() as db, record("r") as current:
+        db.collection().insert_one(document)
+        db.server.seen.clear()
+        db.server.documents.clear()
+        del document
+        gc.collect()
+        assert watched() is None
+        assert len(current.writes) == 1
 
 
 # --- the user's own repetition ---------------------------------------------------------------------------------------------
