@@ -34,7 +34,8 @@ class Sends(CommandListener):
         if not isinstance(comment, dict) or "saferetry" not in comment:
             return
         number = command.get("txnNumber", _NO_NUMBER)
-        address = (event.command_name, bytes(command["lsid"]["id"]), number, command.get("stmtId", 0))
+        session = command.get("lsid", {}).get("id", b"")  # a member that has just started takes none
+        address = (event.command_name, bytes(session), number, command.get("stmtId", 0))
         with self._lock:
             self._sends.setdefault(comment["saferetry"]["record"], Counter())[address] += 1
 

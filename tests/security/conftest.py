@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,22 +9,11 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
+from tests.deployments.conftest import locked
 from tests.support import Mongod, random_name
 from tests.support.driving import RawClient, api, short_heartbeats
 
-__all__ = ["api", "short_heartbeats"]
-
-
-@pytest.fixture(scope="session")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mongod]:
-    """A replica set that asks for a password; its root is root:root."""
-    key_file = tmp_path_factory.mktemp("auth") / "key"
-    key_file.write_text(secrets.token_hex(32))
-    key_file.chmod(0o600)
-    with Mongod(extra_args=["--auth", "--keyFile", str(key_file)]) as server:
-        with MongoClient[dict[str, Any]](server.uri) as client:
-            client.admin.command("createUser", "root", pwd="root", roles=["root"])
-        yield server
+__all__ = ["api", "locked", "short_heartbeats"]
 
 
 @pytest.fixture(scope="session")
