@@ -10,13 +10,11 @@ class Losses:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, int, str], int] = {}
-
-    def __bool__(self) -> bool:
-        """Whether any partition was ever taken away."""
-        return bool(self._counts)
+        self.happened = False  # any partition was ever taken away
 
     def note(self, stream: str, partition: int, group: str) -> None:
         """Take note that a partition was taken away from a consumer of this group."""
+        self.happened = True
         place = (stream, partition, group)
         self._counts[place] = self._counts.get(place, 0) + 1
 

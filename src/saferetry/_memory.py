@@ -26,7 +26,7 @@ from pymongo.results import BulkWriteResult, DeleteResult, InsertManyResult, Ins
 
 from saferetry._copies import Copy, contents, duplicate_of, store_of
 from saferetry._faults import Fault, Faults, Point
-from saferetry._seam import SCOPE, DriverCall, announced_call, give_details, inserted_document
+from saferetry._seam import DriverCall, announced_call, give_details, inserted_document, scope_here
 
 WIRE_VERSION = 21  # server 7.0
 _TRANSIENT = ("TransientTransactionError",)
@@ -316,7 +316,7 @@ def _error_of(answer: Callable[[], Any]) -> Exception | None:
 
 def _told(exc: Exception, mock: Any, request: Request, teller: Any) -> Exception:
     """Return a duplicate's error with what a server tells of it."""
-    if isinstance(exc, BulkWriteError) and getattr(SCOPE.get(), "derived_ids", None) is not None:
+    if isinstance(exc, BulkWriteError) and getattr(scope_here(), "derived_ids", None) is not None:
         _tell_ids(exc, mock, request)
     if teller is not None and isinstance(exc, DuplicateKeyError) and exc.details is None:
         details = duplicate_of(teller, mock, request)

@@ -38,7 +38,7 @@ from saferetry._parts import (
 )
 from saferetry._read import ReadCall
 from saferetry._record import OPEN_RECORDS, Record, is_repeatable
-from saferetry._seam import SCOPE, Guard, bound_session, guard_of, in_driver_call, is_encrypted, runs_in
+from saferetry._seam import Guard, bound_session, guard_of, in_driver_call, is_encrypted, runs_in, scope_here
 from saferetry.errors import ConfigurationError, UnprotectedWriteError
 
 
@@ -371,13 +371,13 @@ def _current(guard: Guard, name: str, *, is_read: bool) -> Record | None:
         ConfigurationError: A write in a record that has ended.
         UnprotectedWriteError: Under strict, a write outside any record.
     """
-    scope = SCOPE.get()
-    record = scope if isinstance(scope, Record) else None
+    scope = scope_here()
+    record = scope if isinstance(scope, Record) and not scope.ended else None
     if is_read:
-        return record if record is not None and not record.ended else None
-    if record is not None and record.ended:
+        return record
+    if scope is not None and scope.ended:
         raise ConfigurationError(
-            f"{name} was called in the record {record.label()}, which has ended: a thread or task outlived its handler; "
+            f"{name} was called in the record {scope.label()}, which has ended: a thread or task outlived its handler; "
             "wait for it inside the handler (a process forked inside it needs a record of its own)"
         )
     if record is None and guard.settings.strict:

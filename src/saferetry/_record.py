@@ -18,7 +18,7 @@ from saferetry._budget import Budget
 from saferetry._identity import DerivedIds, RecordKey
 from saferetry._losses import LOSSES
 from saferetry._outcomes import Outcome, WriteView
-from saferetry._seam import PAST_METHODS, REMEDY, SCOPE
+from saferetry._seam import PAST_METHODS, REMEDY, SCOPE, Anchor, scope_here
 from saferetry._settings import Settings
 from saferetry.errors import ConfigurationError, PartitionLostError, UnprotectedWriteError, UnsettledWriteError
 
@@ -88,6 +88,7 @@ class Record:
         self._was_refused = False
         self._thread = 0
         self._outer: Record | None = None
+        self._anchor = Anchor(self)
 
     @property
     def writes(self) -> tuple[WriteView, ...]:
@@ -106,7 +107,7 @@ class Record:
     @property
     def is_lost(self) -> bool:
         """Whether its partition, or that of a record around it, was taken away meanwhile."""
-        return bool(LOSSES) and any(LOSSES.count(record.key) != record._losses for record in self.lineage())
+        return any(LOSSES.count(record.key) != record._losses for record in self.lineage())
 
     def check_held(self) -> None:
         """Refuse to write on after the partition was taken away.
@@ -114,7 +115,7 @@ class Record:
         Raises:
             PartitionLostError: It was; nothing was sent.
         """
-        if self.is_lost:
+        if LOSSES.happened and self.is_lost:
             for record in self.lineage():
                 record._was_refused = True
             raise self._loss()
@@ -184,12 +185,12 @@ class Record:
     def enter(self) -> Record:
         """Make this record the current one."""
         self._thread = threading.get_ident()
-        outer = SCOPE.get()
+        outer = scope_here()
         if isinstance(outer, Record) and not outer.ended:
             self._outer = outer
             self.transaction = self.transaction or outer.transaction
             self._budget = self._budget.within(outer.budget)
-        SCOPE.set(self)
+        SCOPE.set(self._anchor)
         OPEN_RECORDS.add(self._thread, self)
         return self
 
@@ -206,9 +207,10 @@ class Record:
         OPEN_RECORDS.remove(self._thread, self)
         if self._outer is not None and (effect := self.effect()):
             self._outer.note_effect(f"in an inner record, {effect}")
-        current = SCOPE.get()
+        current = scope_here()
         if isinstance(current, Record) and self in current.lineage():
-            SCOPE.set(self._outer)
+            SCOPE.set(self._outer._anchor if self._outer is not None else None)
+        self._anchor.scope = Ended(self.label())
         if current is not self:
             raise ConfigurationError(
                 f"record {self.label()} ends where it is not the current one: it was entered in another task, thread or "
@@ -240,6 +242,36 @@ class Record:
         """Return what names this record in messages."""
         name = self.name or "without a name"
         return f"{name} ({self.key.stream}/{self.key.partition}/{self.key.position})" if self.key else name
+
+
+class Ended:
+    """Stand for a record that has ended, in contexts that outlive it: of the record itself nothing is kept there."""
+
+    ended = True
+    tag: Mapping[str, Any] | None = None
+    transaction: Any = None
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+
+    def label(self) -> str:
+        """Return what named the record in messages."""
+        return self._label
+
+    def remaining(self) -> float:
+        """Return 0: its time is over."""
+        return 0.0
+
+    def note_unannounced(self, command_name: str, *, strict: bool) -> None:
+        """Take no note: nothing is executed again any more."""
+
+    def refuse_unannounced_read(self, command_name: str) -> NoReturn:
+        """Refuse a read that no guarded method announced.
+
+        Raises:
+            ConfigurationError: It comes after the record's end.
+        """
+        raise ConfigurationError(f"the command {command_name} comes after the end of the record {self._label}")
 
 
 class OpenRecords:
@@ -298,7 +330,7 @@ OPEN_RECORDS = OpenRecords()  # of the process: threads share nothing else
 
 def current_record() -> Record | None:
     """Return the record that is being worked on here, or None outside any."""
-    scope = SCOPE.get()
+    scope = scope_here()
     return scope if isinstance(scope, Record) and not scope.ended else None
 
 

@@ -123,6 +123,9 @@ class Scope(Protocol):
     tag: Mapping[str, Any] | None
     transaction: Any
 
+    def label(self) -> str:
+        """Return what names it in messages."""
+
     def remaining(self) -> float:
         """Return the seconds left in its budget."""
 
@@ -133,7 +136,20 @@ class Scope(Protocol):
         """Refuse a read that no guarded method announced, beside the record's transaction."""
 
 
-SCOPE: ContextVar[Scope | None] = ContextVar("saferetry_scope", default=None)
+@dataclass(slots=True)
+class Anchor:
+    """Hold the current record for all copies of a context: asyncio's connections keep the one in which they were opened."""
+
+    scope: Scope
+
+
+SCOPE: ContextVar[Anchor | None] = ContextVar("saferetry_scope", default=None)
+
+
+def scope_here() -> Scope | None:
+    """Return the record of this context, which may have ended, or None outside any."""
+    anchor = SCOPE.get()
+    return None if anchor is None else anchor.scope
 
 
 @dataclass
@@ -332,7 +348,7 @@ def execution_of(operation: Any) -> Any:
         return None
     session = operation.session
     execution = getattr(session, "_saferetry_execution", None)
-    scope = SCOPE.get()
+    scope = scope_here()
     if execution is None and scope is not None and not scope.ended and scope.transaction is not None:
         is_lent = isinstance(session, (GuardedSession, AsyncGuardedSession)) and session._saferetry_call is None
         if is_lent and operation.name != "getMore":
@@ -371,7 +387,7 @@ def _dress(session: Any, command: MutableMapping[str, Any], is_retryable: bool, 
         return
     call: DriverCall | None = session._saferetry_call
     guard: Guard = guard_of(session._client)
-    if (scope := SCOPE.get()) is not None and scope.ended:
+    if (scope := scope_here()) is not None and scope.ended:
         scope = None
     announced = call is not None and call.is_write
     is_write = name not in READ_COMMANDS or (announced and name == "aggregate")

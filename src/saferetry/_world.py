@@ -12,9 +12,7 @@ from contextlib import contextmanager
 class World:
     """Be the real one."""
 
-    def monotonic(self) -> float:
-        """Return seconds that only grow."""
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)  # asked several times a call: without a function of ours in between
 
     def sleep(self, seconds: float) -> None:
         """Wait."""

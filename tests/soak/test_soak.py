@@ -20,8 +20,6 @@ MEGABYTE = 1024 * 1024
 PATIENT: dict[str, Any] = {"socketTimeoutMS": 120_000, "serverSelectionTimeoutMS": 60_000, "waitQueueTimeoutMS": 120_000}
 _NOISE = 200  # objects that the driver's monitors and pytest come and go with
 _OF_A_RECORD = frozenset({"WriteCall", "JoinedCall", "Command", "Part", "Plan", "Record", "Execution", "WriteView"})
-_POOL = 100  # maxPoolSize
-_OF_A_KEPT_RECORD = 50  # objects
 _KEPT = 20  # objects of a write whose record goes on: what the user may see of it, and where it was made
 _SLOTS = 256  # sessions of one stream's transactions
 Show = Callable[[str], None]
@@ -35,11 +33,6 @@ def kept_since(before: Counter[str]) -> int:
     return more["Record"] or sum(more[name] for name in _OF_A_RECORD)
 
 
-def connections(api: Api) -> int:
-    """Return how many connections keep the record in which they were opened: asyncio's transports keep their context."""
-    return _POOL if api.is_async else 0
-
-
 def key_of(position: int) -> RecordKey:
     return RecordKey("soak", 0, position, group="soak", digest=b"%d" % position)
 
@@ -50,9 +43,6 @@ async def test_a_handler_with_very_many_writes(
     count = size(20_000, 1_000)
     admin[database_name].c.insert_one({"_id": 1, "n": 0})
     client = api.client(mongod.uri, **PATIENT)
-    await done(
-        client.admin.command("ping")
-    )  # tasks of the driver's that begin in a record keep its context, and hence the record
     kept = []
     own_before = own_objects()
 
@@ -73,7 +63,7 @@ async def test_a_handler_with_very_many_writes(
     show(f"{count} writes in a record: {time.monotonic() - begin:.0f} s, {kept[0]:.2f} objects kept for each")
     assert admin[database_name].c.find_one() == {"_id": 1, "n": count}
     assert kept[0] < _KEPT
-    assert kept_since(own_before) <= connections(api)
+    assert kept_since(own_before) == 0
 
 
 @pytest.mark.parametrize("guarantee", ["process", "transaction"])
@@ -141,7 +131,7 @@ async def test_very_many_records_at_once_on_one_client(
     show(f"{count} {kind} at once, {guarantee}: {time.monotonic() - begin:.1f} s, {more} more server sessions")
     assert database.c.count_documents({"n": 1}) == count
     assert database.d.count_documents({"was": 0}) == count
-    assert kept_since(own_before) <= connections(api)
+    assert kept_since(own_before) == 0
     assert more <= 4 * count + _SLOTS
 
 
@@ -176,7 +166,7 @@ async def test_very_many_records_through_one_client(
         f"{grown_memory:+d} blocks of {memory} since the first {first}, {more} more server sessions"
     )
     more_records = own_objects() - own
-    assert not more_records or (api.is_async and more_records["Record"] <= _POOL)
-    assert abs(grown) < _NOISE + _OF_A_KEPT_RECORD * connections(api)
+    assert not more_records
+    assert abs(grown) < _NOISE
     assert more <= _SLOTS + 10
     assert sum(document["n"] for document in database.c.find()) == count

@@ -33,6 +33,7 @@ from saferetry._driver import check_driver
 from saferetry._limits import Limits
 from saferetry._seam import (
     SCOPE,
+    Anchor,
     DriverCall,
     Guard,
     PinnedServerSession,
@@ -212,6 +213,9 @@ class FakeScope:
     seconds: float = 60.0
     unannounced: list[str] = field(default_factory=list)
 
+    def label(self) -> str:
+        return "a record"
+
     def remaining(self) -> float:
         return self.seconds
 
@@ -244,7 +248,7 @@ def address() -> Address:
 
 @pytest.fixture
 def scope() -> Iterator[FakeScope]:
-    token = SCOPE.set(found := FakeScope())
+    token = SCOPE.set(Anchor(found := FakeScope()))
     yield found
     SCOPE.reset(token)
 
