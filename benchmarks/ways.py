@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,13 +69,14 @@ class Way:
 
     Attributes:
         name: in the report.
+        client: its client.
         handle: handles the record at a position; no position twice.
     """
 
     def __init__(self, name: str, client: Any, handle: Handle) -> None:
         self.name = name
         self.handle = handle
-        self._client = client
+        self.client = client
         self._lock = threading.Lock()
         self._next = 0
 
@@ -86,7 +88,7 @@ class Way:
 
     def close(self) -> None:
         """Close its client."""
-        self._client.close()
+        self.client.close()
 
 
 def raw(place: Place) -> Way:
@@ -110,7 +112,7 @@ def inbox_first(place: Place) -> Way:
 
     def handle(position: int) -> None:
         try:
-            database.inbox.insert_one({"_id": {"topic": "orders", "partition": 0, "position": position}})
+            database.inbox.insert_one(_entry(position))
         except DuplicateKeyError:
             return
         place.effects(database, position, None)
@@ -119,19 +121,34 @@ def inbox_first(place: Place) -> Way:
 
 
 def by_hand(place: Place) -> Way:
-    """Return plain PyMongo with a transaction written by hand: inbox and effects are atomic."""
+    """Return plain PyMongo with a transaction written by hand: inbox and effects are atomic, and the inbox grows for ever."""
+    return _by_hand(place, "with_transaction + inbox", _entry)
+
+
+def by_hand_expiring(place: Place) -> Way:
+    """Return the same with an inbox whose entries expire, as saferetry's markers do."""
+    way = _by_hand(place, "the same, inbox expires", lambda position: {**_entry(position), "at": dt.datetime.now(dt.UTC)})
+    way.client[place.database].inbox.create_index("at", expireAfterSeconds=604_800)
+    return way
+
+
+def _by_hand(place: Place, name: str, entry: Callable[[int], dict[str, Any]]) -> Way:
     client = pymongo.MongoClient[dict[str, Any]](place.uri, **OPTIONS)
     database = client[place.database]
 
     def handle(position: int) -> None:
         def body(session: ClientSession) -> None:
-            database.inbox.insert_one({"_id": {"topic": "orders", "partition": 0, "position": position}}, session=session)
+            database.inbox.insert_one(entry(position), session=session)
             place.effects(database, position, session)
 
         with client.start_session() as session:
             session.with_transaction(body, ReadConcern("snapshot"), WriteConcern("majority"))
 
-    return Way("with_transaction + inbox", client, handle)
+    return Way(name, client, handle)
+
+
+def _entry(position: int) -> dict[str, Any]:
+    return {"_id": {"topic": "orders", "partition": 0, "position": position}}
 
 
 def unscoped(place: Place) -> Way:
@@ -170,5 +187,5 @@ def _key(position: int) -> RecordKey:
 
 
 Ways = tuple[Callable[[Place], Way], ...]
-WAYS: Ways = (raw, inbox_first, by_hand, unscoped, process, transaction)
+WAYS: Ways = (raw, inbox_first, by_hand, by_hand_expiring, unscoped, process, transaction)
 CALLS: Ways = (raw, raw_again, unscoped, process)
