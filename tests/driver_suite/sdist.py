@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pymongo
@@ -22,24 +22,27 @@ def unpack(folder: Path) -> Path:
     suite = folder / f"pymongo-{pymongo.version}"
     if suite.exists():
         return suite
-    unpacking = folder / "unpacking"
-    shutil.rmtree(unpacking, ignore_errors=True)
-    unpacking.mkdir(parents=True)
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-            *("--no-deps", "--no-binary", "pymongo", "--dest", str(unpacking), f"pymongo=={pymongo.version}"),
-        ],
-        check=True,
-    )
-    (archive,) = unpacking.glob("*.tar.gz")
-    with tarfile.open(archive) as tar:
-        tar.extractall(unpacking, filter="data")
-    source = unpacking / archive.name.removesuffix(".tar.gz")
-    kept = unpacking / "kept"
-    kept.mkdir()
-    for name in KEPT:
-        (source / name).rename(kept / name)
-    kept.rename(suite)
-    shutil.rmtree(unpacking)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as name:  # several processes may be at it
+        unpacking = Path(name)
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+                *("--no-deps", "--no-binary", "pymongo", "--dest", str(unpacking), f"pymongo=={pymongo.version}"),
+            ],
+            check=True,
+        )
+        (archive,) = unpacking.glob("*.tar.gz")
+        with tarfile.open(archive) as tar:
+            tar.extractall(unpacking, filter="data")
+        source = unpacking / archive.name.removesuffix(".tar.gz")
+        kept = unpacking / "kept"
+        kept.mkdir()
+        for part in KEPT:
+            (source / part).rename(kept / part)
+        try:
+            kept.rename(suite)
+        except OSError:
+            if not suite.exists():  # else another process was first
+                raise
     return suite
