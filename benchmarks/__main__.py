@@ -24,7 +24,8 @@ from saferetry.lab.mongod import Mongod
 from saferetry.lab.replica_set import ReplicaSet
 
 RAW, INBOX = "raw, at least once", "inbox first, not atomic"
-BY_HAND, EXPIRING = "with_transaction + inbox", "the same, inbox expires"
+BY_HAND, EXPIRING = "with_transaction + inbox", "by hand, expiring inbox"
+_LABELS = {RAW: "raw", INBOX: "inbox first", BY_HAND: "by hand", EXPIRING: "expiring"}  # of the columns
 AGAIN, OUTSIDE = "raw again", "saferetry, no record"
 PROCESS, TRANSACTION = 'saferetry "process"', 'saferetry "transaction"'
 
@@ -112,7 +113,7 @@ def prepared(uri: str, case: Case) -> Iterator[list[Way]]:
 def report(case: Case, rounds: Rounds, ways: list[Way], records: int) -> list[str]:
     """Print a case's lines; return the goals that were missed."""
     baselines = [name for name in (RAW, INBOX, BY_HAND, EXPIRING) if any(way.name == name for way in ways)]
-    columns = ["ms", *(f"of {name.split(',')[0]}" for name in baselines), "client CPU of raw"]
+    columns = ["ms", *(f"of {_LABELS[name]}" for name in baselines), "client CPU of raw"]
     print(f"  {'':26}{columns[0]:>7}" + "".join(f"{column:>27}" for column in columns[1:]))
     for way in ways:
         ratios: list[Ratio] = [rounds.speed(way.name, baseline) for baseline in baselines]

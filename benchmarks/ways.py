@@ -127,7 +127,7 @@ def by_hand(place: Place) -> Way:
 
 def by_hand_expiring(place: Place) -> Way:
     """Return the same with an inbox whose entries expire, as saferetry's markers do."""
-    way = _by_hand(place, "the same, inbox expires", lambda position: {**_entry(position), "at": dt.datetime.now(dt.UTC)})
+    way = _by_hand(place, "by hand, expiring inbox", lambda position: {**_entry(position), "at": dt.datetime.now(dt.UTC)})
     way.client[place.database].inbox.create_index("at", expireAfterSeconds=604_800)
     return way
 
