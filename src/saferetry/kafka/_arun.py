@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from saferetry._handling import Exceptions
@@ -16,6 +15,7 @@ from saferetry.kafka._consuming import LAST_SECONDS, POLL, Consuming, Terms, rec
 from saferetry.kafka._ledger import Place
 from saferetry.kafka._partitions_lost import apartitions_lost
 from saferetry.kafka._poll_budget import PollBudget, budget_for
+from saferetry.kafka._signals import stopping_on_sigterm_in_loop
 
 logger = logging.getLogger("saferetry")
 
@@ -72,7 +72,7 @@ async def arun(
         report_seconds,
     )  # fmt: skip
     loop = AsyncLoop(client, handler, terms)
-    with stopping_on_sigterm(loop.stop):
+    with stopping_on_sigterm_in_loop(loop.stop):
         await loop.run(stop or asyncio.Event())
 
 
@@ -239,19 +239,3 @@ class AsyncLoop:
             self._consuming.settle(partition, message, record, error)
             async with self._changed:
                 self._changed.notify_all()
-
-
-@contextlib.contextmanager
-def stopping_on_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Call ``stop`` at SIGTERM; where the event loop can be told of signals."""
-    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
-    try:
-        loop.add_signal_handler(signal.SIGTERM, stop)
-    except (NotImplementedError, RuntimeError, ValueError):  # not on this system, or not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, before)

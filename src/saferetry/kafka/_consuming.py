@@ -113,7 +113,7 @@ class Consuming:
         self._starving_since: float | None = None
         self._in_work: Record | None = None
         self._uncommitted = 0
-        self._committed_at = self._reported_at = self._started_at = clock()
+        self._committed_at = self._reported_at = clock()
         self._no_commit_before = 0.0
         self._polled_at = clock()
 
