@@ -152,7 +152,6 @@ class WriteCall:
         self.repeatable = is_repeatable()
         self._plan = plan
         self._commands = [Command(part, Origin(place)) for place, part in enumerate(plan.cut())]
-        self._current = self._commands[0]
         self._waits: list[float] = []
         self._decision = "final"
         self._error_code: int | None = None
@@ -200,16 +199,16 @@ class WriteCall:
         """Yield the commands still to be done, those that a reply makes necessary included."""
         for command in self._commands:  # grows meanwhile
             if not command.is_done:
-                self._current, self._decision, command.decision = command, "final", Decision.FINAL
+                self._decision, command.decision = "final", Decision.FINAL
                 yield command
                 self._give_back_address_of(command)
             if self._plan.ordered and command.is_done and len(self._commands) > 1 and command.bulk_result()["writeErrors"]:
                 return
 
-    def controls(self) -> dict[str, Any]:
-        """Return tenacity's rules for the current command."""
+    def controls(self, command: Command) -> dict[str, Any]:
+        """Return tenacity's rules for one command."""
         return {
-            "retry": retry_if_exception(lambda _: self._current.decision is Decision.RESEND),
+            "retry": retry_if_exception(lambda _: command.decision is Decision.RESEND),
             "stop": self._stop,
             "wait": FullJitter(self.target.guard.settings, self.target.guard.rng),
             "before_sleep": self._note_wait,
@@ -423,7 +422,7 @@ class WriteCall:
         """Keep the view alone: a record may write a lot."""
         self._last_view = self.view()
         self._commands.clear()
-        del self._plan, self._current
+        del self._plan
 
     def _report(self, exc: BaseException) -> None:
         view = self.view()

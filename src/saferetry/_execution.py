@@ -105,7 +105,6 @@ class Execution:
         in_order: Calls, by method and namespace, that stop at their first error although the handler says ``ordered=False``:
             after one the transaction is gone, and the driver's next command of the same call would hide why.
         session: The driver's session.
-        result: What the marker of a record that is done holds.
     """
 
     client: Any
@@ -114,7 +113,6 @@ class Execution:
     in_order: set[tuple[str, str]] = field(default_factory=set)
     state: State = State.WAITING
     session: Any = None
-    result: Any = None
     doomed: BaseException | None = None
     went_on: bool = False  # the handler went on after the error that doomed it
     committing: bool = False

@@ -129,7 +129,7 @@ class Handling:
     def controls(self) -> dict[str, Any]:
         """Return tenacity's rules for the executions."""
         return {
-            "retry": retry_if_exception(self.asks_again),
+            "retry": retry_if_exception(self._is_followed),
             "stop": self._stop,
             "wait": self._wait,
             "reraise": True,
@@ -188,13 +188,21 @@ class Handling:
         )
 
     def _stop(self, state: RetryCallState) -> bool:
-        spent = self.executions >= self.most_executions
+        spent = self._is_spent()
         if spent or not enough_time(self.budget.remaining(), state.upcoming_sleep, self.longest):
             self.reason = "exhausted"
             tell("given up", self.rules.name, "executions" if spent else "budget")
             return True
         tell("executed again", self.rules.name, wait=state.upcoming_sleep)
         return False
+
+    def _is_followed(self, exc: BaseException) -> bool:
+        """Whether another execution may follow one that ended so."""
+        return self.asks_again(exc)
+
+    def _is_spent(self) -> bool:
+        """Whether there were as many executions as there may be."""
+        return self.executions >= self.most_executions
 
     def failure(self, exc: Exception) -> Failure:
         """Return what the recoverer is told."""

@@ -115,7 +115,7 @@ class Record:
         Raises:
             PartitionLostError: It was; nothing was sent.
         """
-        if LOSSES.happened and self.is_lost:
+        if LOSSES.counts and self.is_lost:
             for record in self.lineage():
                 record._was_refused = True
             raise self._loss()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 from saferetry._attempts import attempts, attempts_async
@@ -29,7 +30,7 @@ def write(call: WriteCall) -> Any:
                 call.take_found(command, _look_for(call, ids))
             if command.is_done:
                 continue
-            attempts(call.controls, _send, call, command)
+            attempts(partial(call.controls, command), _send, call, command)
     except BaseException as exc:
         for address in call.give_up(exc):
             cancel(call.target.client, address)
@@ -87,7 +88,7 @@ async def write_async(call: WriteCall) -> Any:
                 call.take_found(command, await _look_for_async(call, ids))
             if command.is_done:
                 continue
-            await attempts_async(call.controls, _send_async, call, command)
+            await attempts_async(partial(call.controls, command), _send_async, call, command)
     except BaseException as exc:
         for address in call.give_up(exc):
             await _shielded(cancel_async, call.target.client, address)

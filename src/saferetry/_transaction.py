@@ -2,7 +2,7 @@
 
 An execution takes the record's slot (``_slots``) over from whatever was open there, inserts the marker, runs the handler, whose
 operations join (``_methods``), and commits. A marker that is there already says that the record is done. The loops stand twice,
-for threads and for asyncio; what they decide by is in ``_handling_transaction`` and ``_execution``.
+for threads and for asyncio; what they decide by is in ``_transaction_handling`` and ``_execution``.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 from bson.errors import BSONError
 from pymongo.errors import PyMongoError, WriteConcernError
-from tenacity import RetryCallState, retry_if_exception
+from tenacity import RetryCallState
 
 from saferetry import _marker, _world
 from saferetry._addresses import Address
@@ -87,14 +87,9 @@ class TransactionHandling(Handling):
 
     # executions
 
-    def controls(self) -> dict[str, Any]:
-        """Return tenacity's rules for the executions."""
-        return {
-            "retry": retry_if_exception(lambda _: self.verdict is Verdict.AGAIN),
-            "stop": self._stop,
-            "wait": self._wait,
-            "reraise": True,
-        }
+    def _is_followed(self, exc: BaseException) -> bool:  # noqa: ARG002 - it was judged with all that is known
+        """Whether another execution is to follow."""
+        return self.verdict is Verdict.AGAIN
 
     def _wait(self, state: RetryCallState) -> float:
         if self.last_code in FENCED_CODES:  # live executions must not go on taking over from each other
@@ -108,14 +103,9 @@ class TransactionHandling(Handling):
         """Return the seconds to wait after the n-th conflict: little at first, for documents that many write."""
         return _world.uniform(self.rng, min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(attempt, 10)))
 
-    def _stop(self, state: RetryCallState) -> bool:
-        spent = self.is_asked_by_user and self.executions >= self.most_executions
-        if spent or not enough_time(self.budget.remaining(), state.upcoming_sleep, self.longest):
-            self.reason = "exhausted"
-            tell("given up", self.rules.name, "executions" if spent else "budget")
-            return True
-        tell("executed again", self.rules.name, wait=state.upcoming_sleep)
-        return False
+    def _is_spent(self) -> bool:
+        """Whether there were too many; what conflicts is bounded by the budget alone."""
+        return self.is_asked_by_user and super()._is_spent()
 
     @contextmanager
     def opened(self, begin: Callable[[TransactionHandling, Execution, Any], Any]) -> Iterator[Execution]:
