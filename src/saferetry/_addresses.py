@@ -23,7 +23,7 @@ ALWAYS_KNOWN = 10.0  # seconds: no server forgets a session sooner
 LONGEST_IDLE = 15 * 60.0  # seconds: half of localLogicalSessionTimeoutMinutes' default
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Address:
     """Where the server remembers one command."""
 
@@ -40,25 +40,24 @@ class AddressPool:
         self._idle: deque[tuple[float, Address]] = deque(maxlen=MOST_IDLE)
         self.discarded = 0
 
-    def acquire(self, longest_idle: Callable[[], float] = lambda: LONGEST_IDLE) -> Address:
+    def acquire(self, longest_idle: Callable[..., float] = lambda: LONGEST_IDLE, *of: Any) -> Address:
         """Return an address that no other command uses or has used.
 
         Args:
             longest_idle: Returns the seconds after which the server may have forgotten a session that nobody uses.
+            *of: Its arguments.
         """
         try:
             released, address = self._idle.pop()
         except IndexError:
             return Address({"id": Binary(uuid.uuid4().bytes, UUID_SUBTYPE)}, Int64(1))
         # The newest is on the right: where that one will not do, the others will not either.
-        if self._is_too_old(released, longest_idle) or address.process != os.getpid():
-            self._idle.clear()
-            return self.acquire(longest_idle)
-        return Address(address.session_id, Int64(address.number + 1), address.process)
-
-    def _is_too_old(self, released: float, longest_idle: Callable[[], float]) -> bool:
         idle = self._clock() - released
-        return idle > ALWAYS_KNOWN and idle > longest_idle()
+        is_too_old = idle > ALWAYS_KNOWN and idle > longest_idle(*of)
+        if is_too_old or address.process != os.getpid():
+            self._idle.clear()
+            return self.acquire(longest_idle, *of)
+        return Address(address.session_id, Int64(address.number + 1), address.process)
 
     def release(self, address: Address) -> None:
         """Take back the address of a settled command."""

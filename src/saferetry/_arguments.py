@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from inspect import Parameter
@@ -19,8 +20,8 @@ class Parameters:
         self._method = method
         self._signature = inspect.signature(method)
         self._owner, *others = self._signature.parameters.values()
-        self._names = tuple(parameter.name for parameter in others)
-        self._known = frozenset(self._names)
+        self.names = tuple(parameter.name for parameter in others)
+        self._known = frozenset(self.names)
         self._required = frozenset(parameter.name for parameter in others if parameter.default is Parameter.empty)
         self._has_no_stars = all(parameter.kind is Parameter.POSITIONAL_OR_KEYWORD for parameter in others)
 
@@ -30,8 +31,8 @@ class Parameters:
         Raises:
             TypeError: They do not fit.
         """
-        if self._has_no_stars and len(args) <= len(self._names):
-            arguments = dict(zip(self._names, args, strict=False))
+        if self._has_no_stars and len(args) <= len(self.names):
+            arguments = dict(zip(self.names, args, strict=False))
             if not kwargs and len(args) >= len(self._required):
                 return arguments
             arguments.update(kwargs)
@@ -48,6 +49,12 @@ class Parameters:
             return self._method(owner, **arguments)
         bound = inspect.BoundArguments(self._signature, {self._owner.name: owner, **arguments})
         return self._method(*bound.args, **bound.kwargs)
+
+    def calling(self, arguments: Mapping[str, Any]) -> Callable[[Any], Any]:
+        """Return what calls the method, given its owner."""
+        if self._has_no_stars:
+            return functools.partial(self._method, **arguments)
+        return lambda owner: self.call(owner, arguments)
 
     def with_session(self, arguments: Mapping[str, Any], session: Any) -> dict[str, Any]:
         """Return the arguments with a session, which some methods take among ``**kwargs``."""

@@ -28,18 +28,22 @@ class Budget:
 
     __slots__ = ("_clock", "_deadline", "executions")
 
-    def __init__(self, seconds: float, *, executions: int | None = None, clock: Callable[[], float] = _world.monotonic) -> None:
+    def __init__(self, seconds: float, *, executions: int | None = None, clock: Callable[[], float] | None = None) -> None:
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
             raise ConfigurationError(f"budget is a {type(seconds).__name__}: give seconds, a finite number above 0")
         if not 0 < seconds < math.inf:
             raise ConfigurationError(f"budget is {seconds}: give seconds, a finite number above 0")
         self.executions = executions
-        self._clock = clock
-        self._deadline = clock() + seconds
+        self._clock = clock or _world.monotonic
+        self._deadline = self._clock() + seconds
 
     def remaining(self) -> float:
         """Return the seconds left, never below 0."""
         return max(0.0, self._deadline - self._clock())
+
+    def at_most(self, seconds: float) -> Budget:
+        """Return this budget, or one that ends in so many seconds where that is sooner."""
+        return self if self.remaining() <= seconds else Budget(seconds, executions=self.executions, clock=self._clock)
 
     def within(self, outer: Budget | None) -> Budget:
         """Return the budget that ends first, this one or the outer one, with no more executions than either allows."""

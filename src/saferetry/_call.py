@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +17,11 @@ from tenacity import RetryCallState, retry_if_exception
 from saferetry._addresses import Address
 from saferetry._decisions import tell
 from saferetry._outcomes import SUCCESS, Facts, Outcome, Reading, Signal, WriteView, read, settle
-from saferetry._parts import Part, Plan, empty_result, merge
+from saferetry._parts import Part, empty_result, merge
+from saferetry._plans import Plan
 from saferetry._policy import Decision, FullJitter, decide, enough_time
 from saferetry._record import Record, is_repeatable
-from saferetry._seam import KEEPS_WRITE_ERRORS, DriverCall, Guard, csot_remaining
+from saferetry._seam import KEEPS_WRITE_ERRORS, DriverCall, Guard, csot_remaining, longest_idle, namespace_of
 from saferetry.errors import RetryRefusedError
 
 logger = logging.getLogger("saferetry")
@@ -44,7 +44,7 @@ class CallReport:
     done: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Target:
     """Say on what a call is made.
 
@@ -52,13 +52,16 @@ class Target:
         owner: The collection, database or client.
         client: Its client.
         guard: The client's guard.
-        namespace: For views and messages.
     """
 
     owner: Any
     client: Any
     guard: Guard
-    namespace: str
+
+    @property
+    def namespace(self) -> str:
+        """Its name, for views and messages."""
+        return namespace_of(self.owner)
 
 
 @dataclass(frozen=True)
@@ -76,56 +79,46 @@ class Terms:
     foreign: bool = False
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Say which command of the call's plan a command is, or is a piece of.
+class Command:
+    """Hold all that is known of one command of a call.
 
-    Attributes:
-        place: The command's place in the plan.
-        statements: Which of its statements; None: all.
+    Args:
+        part: What it sends.
+        place: Which command of the call's plan it is, or is a piece of.
+        statements: Which statements of that; None: all.
     """
 
-    place: int
-    statements: Sequence[int] | None = None
+    address: Address | None = None
+    statement_id = 0
+    unsettled = 0  # sends whose fate is open
+    calls = 0
+    sends = 0
+    numbered = True
+    outcome = Outcome.NOT_SENT
+    decision = Decision.FINAL
+    is_done = False
+    result: Any = None
+    error: BulkWriteError | None = None  # an answer, not a failure: statements were refused
+    mended: dict[str, Any] | None = None  # a bulk result of ours in place of the server's
+    found = 0  # documents of it that were there already
+    must_look = False  # some of its documents may be there already
 
-    def part_of(self, parts: Sequence[Part]) -> Part:
-        """Return the same command of an equal plan."""
-        part = parts[self.place]
-        return part if self.statements is None else part.only(self.statements)
-
-    def piece(self, places: Sequence[int]) -> Origin:
-        """Return the origin of a piece of it."""
-        return Origin(self.place, places if self.statements is None else [self.statements[place] for place in places])
-
-
-class Command:
-    """Hold all that is known of one command of a call."""
-
-    def __init__(
-        self,
-        part: Part,
-        origin: Origin,
-        *,
-        address: Address | None = None,
-        statement_id: int = 0,
-        unsettled: int = 0,
-    ) -> None:
+    def __init__(self, part: Part, place: int, statements: Sequence[int] | None = None) -> None:
         self.part = part
-        self.origin = origin
-        self.address = address
-        self.statement_id = statement_id
-        self.unsettled = unsettled  # sends whose fate is open
-        self.calls = 0
-        self.sends = 0
-        self.numbered = True
-        self.outcome = Outcome.NOT_SENT
-        self.decision = Decision.FINAL
-        self.is_done = False
-        self.result: Any = None
-        self.error: BulkWriteError | None = None  # an answer, not a failure: statements were refused
-        self.mended: dict[str, Any] | None = None  # a bulk result of ours in place of the server's
-        self.found = 0  # documents of it that were there already
-        self.must_look = False  # some of its documents may be there already
+        self.place = place
+        self.statements = statements
+
+    def piece(self, places: Sequence[int]) -> Command:
+        """Return a command for some of its statements: an earlier copy of them may still be at work."""
+        statements = places if self.statements is None else [self.statements[place] for place in places]
+        piece = Command(self.part.only(places), self.place, statements)
+        piece.unsettled = 1
+        return piece
+
+    def take_part_of(self, parts: Sequence[Part]) -> None:
+        """Be the same command of an equal plan."""
+        part = parts[self.place]
+        self.part = part if self.statements is None else part.only(self.statements)
 
     def bulk_result(self) -> Mapping[str, Any]:
         """Return what it did, as the driver's bulk result."""
@@ -141,8 +134,35 @@ class Command:
         return self.outcome is not Outcome.UNKNOWN or self.numbered or self.may_run_twice(repeatable)
 
 
+class Sending(DriverCall):
+    """Be one driver call for a command of a write call, which takes in how it ends."""
+
+    is_write = True
+
+    def __init__(self, client: Any, write_call: WriteCall, command: Command) -> None:
+        self.client = client
+        self.address = command.address
+        self._write_call = write_call
+        self._command = command
+        self.started = write_call.record.clock()
+
+    def __exit__(self, kind: object = None, exc: BaseException | None = None, trace: object = None) -> bool:
+        """End it; an error that is an answer does not leave."""
+        super().__exit__()
+        return self._write_call.take(self._command, self, exc)
+
+
 class WriteCall:
     """Be one write call; its commands run one after another."""
+
+    _waits: tuple[float, ...] = ()
+    _decision = "final"
+    _error_code: int | None = None
+    _last_error: BaseException | None = None
+    _fingerprint: bytes | None = None
+    _last: tuple[Outcome, int, int] | None = None  # outcome, driver calls and sends, once it is over
+    _discarded: frozenset[Address] = frozenset()
+    _at_work: Address | None = None
 
     def __init__(self, record: Record, target: Target, method: str, plan: Plan, terms: Terms) -> None:
         self.record = record
@@ -151,15 +171,10 @@ class WriteCall:
         self.terms = terms
         self.repeatable = is_repeatable()
         self._plan = plan
-        self._commands = [Command(part, Origin(place)) for place, part in enumerate(plan.cut())]
-        self._waits: list[float] = []
-        self._decision = "final"
-        self._error_code: int | None = None
-        self._last_error: BaseException | None = None
-        self._fingerprint: bytes | None = None
-        self._last_view: WriteView | None = None
-        self._discarded: set[Address] = set()
-        self._at_work: Address | None = None
+        first, *others = plan.cut()
+        self._commands = [Command(first, 0)]
+        if others:
+            self._commands += [Command(part, place) for place, part in enumerate(others, 1)]
         record.add(self)
         if terms.foreign:
             record.note_effect(f"{method} on {target.namespace} was made with a session of the user's")
@@ -175,18 +190,23 @@ class WriteCall:
 
     def view(self) -> WriteView:
         """Return what the user may see of it."""
-        if self._last_view is not None:
-            return self._last_view
-        calls = sum(command.calls for command in self._commands)
-        sends = sum(command.sends for command in self._commands)
-        return WriteView(self.method, self.target.namespace, self._outcome(), calls, sends, self._error_code)
+        if self._last is not None:
+            _, calls, sends = self._last
+        else:
+            calls = sum(command.calls for command in self._commands)
+            sends = sum(command.sends for command in self._commands)
+        return WriteView(self.method, self.target.namespace, self.outcome, calls, sends, self._error_code)
 
     def orphan(self) -> tuple[Any, Address] | None:
         """Return client and address of the command that the server may be at work on just now, or None."""
         address = self._at_work
         return None if address is None else (self.target.client, address)
 
-    def _outcome(self) -> Outcome:
+    @property
+    def outcome(self) -> Outcome:
+        """What became of it."""
+        if self._last is not None:
+            return self._last[0]
         if len(self._commands) == 1:
             return self._commands[0].outcome
         outcomes = {command.outcome for command in self._commands}
@@ -201,7 +221,8 @@ class WriteCall:
             if not command.is_done:
                 self._decision, command.decision = "final", Decision.FINAL
                 yield command
-                self._give_back_address_of(command)
+                if len(self._commands) > 1:
+                    self._give_back_address_of(command)
             if self._plan.ordered and command.is_done and len(self._commands) > 1 and command.bulk_result()["writeErrors"]:
                 return
 
@@ -223,69 +244,66 @@ class WriteCall:
         return self._decision != "final"
 
     def _note_wait(self, state: RetryCallState) -> None:
-        self._waits.append(state.upcoming_sleep)
+        self._waits += (state.upcoming_sleep,)
         tell("resent", self._subject, wait=state.upcoming_sleep)
 
-    @contextmanager
-    def sending(self, command: Command) -> Iterator[None]:
-        """Announce one driver call for a command and take in how it ended; an error that is an answer does not leave."""
-        call = self._begin(command)
-        self._at_work = command.address
-        started = self.record.clock()
-        try:
-            with call:
-                yield
-        except BaseException as exc:
-            self._take_error(command, call, exc)
-            if not command.is_done:
-                raise
-        else:
-            self._take(command, call, SUCCESS)
-            command.is_done = True
-        finally:
-            self._at_work = None
-            self.record.longest_call = max(self.record.longest_call, self.record.clock() - started)
-        self._ask_for_lost_errors(command, call)
-
-    def _begin(self, command: Command) -> DriverCall:
+    def sending(self, command: Command) -> Sending:
+        """Return one driver call for a command, as a context; an error that is an answer does not leave."""
         command.decision = Decision.FINAL
         self.record.check_held()
         guard, client = self.target.guard, self.target.client
         command.calls += 1
         if command.address is None and self.terms.acknowledged and not self.terms.foreign:
-            command.address = guard.acquire(client)
-        return DriverCall(
-            client,
-            is_numberable=not command.part.multi,
-            wants_number=not command.part.multi and not self.repeatable,
-            was_numbered=command.unsettled > 0 and command.numbered and not command.may_run_twice(self.repeatable),
-            address=command.address,
-            statement_id=command.statement_id,
-        )
+            command.address = guard.pool.acquire(longest_idle, client)
+        call = Sending(client, self, command)
+        self._at_work = command.address
+        call.statement_id = command.statement_id
+        if not command.part.multi:
+            call.is_numberable, call.wants_number = True, not self.repeatable
+        call.was_numbered = command.unsettled > 0 and command.numbered and not command.may_run_twice(self.repeatable)
+        return call
 
-    def _take(self, command: Command, call: DriverCall, reading: Reading, *, own_duplicate: bool = False) -> Facts:
-        """Update what is known of a command after a driver call."""
-        if call.sends:
-            command.numbered = command.numbered and call.numbered
-        facts = Facts(
+    def take(self, command: Command, call: Sending, exc: BaseException | None) -> bool:
+        """Take in how a driver call for a command ended; whether that command is done."""
+        self._at_work = None
+        self.record.longest_call = max(self.record.longest_call, self.record.clock() - call.started)
+        if exc is not None:
+            self._take_error(command, call, exc)
+        elif self.terms.acknowledged:  # the first of the rules, without a look at all of them
+            self._take(command, call, Outcome.APPLIED)
+            command.is_done = True
+        else:
+            self._take(command, call, settle(self._facts(command, call, SUCCESS)))
+            command.is_done = True
+        if command.is_done and command.sends > 1:
+            self._ask_for_lost_errors(command, call)
+        return command.is_done
+
+    def _facts(self, command: Command, call: DriverCall, reading: Reading, *, own_duplicate: bool = False) -> Facts:
+        """Return what is known of a command after a driver call."""
+        return Facts(
             reading,
             sent=call.sends,
             unsettled=command.unsettled,
             known=command.outcome,
             statements=command.part.statements,
             multi=command.part.multi,
-            numbered=command.numbered,
+            numbered=command.numbered and (call.numbered or not call.sends),
             acknowledged=self.terms.acknowledged,
             foreign=self.terms.foreign,
             mongos=call.mongos,
             own_duplicate=own_duplicate,
         )
-        command.outcome = settle(facts)
-        command.unsettled = command.unsettled + call.sends if command.outcome is Outcome.UNKNOWN else 0
+
+    def _take(self, command: Command, call: DriverCall, outcome: Outcome, signal: Signal = Signal.SUCCESS) -> None:
+        """Update what is known of a command after a driver call."""
+        if call.sends:
+            command.numbered = command.numbered and call.numbered
+        command.outcome = outcome
+        command.unsettled = command.unsettled + call.sends if outcome is Outcome.UNKNOWN else 0
         # On a session of the user's, and with w:0, the seam does not see the sends.
         seen = self.terms.acknowledged and not self.terms.foreign
-        command.sends += call.sends if seen or reading.signal is Signal.SELECTION else 1
-        return facts
+        command.sends += call.sends if seen or signal is Signal.SELECTION else 1
 
     def _take_error(self, command: Command, call: DriverCall, exc: BaseException) -> None:
         may_be_there = command.unsettled + call.sends > 1 or self._plan.inserted.are_derived
@@ -295,7 +313,8 @@ class WriteCall:
         self._last_error = exc
         if may_be_there and isinstance(exc, BulkWriteError) and self._mend(command, exc):
             own = True
-        facts = self._take(command, call, reading, own_duplicate=own)
+        facts = self._facts(command, call, reading, own_duplicate=own)
+        self._take(command, call, settle(facts), reading.signal)
         command.decision = decide(facts, command.outcome, repeatable=self.repeatable, id_protected=command.part.is_id_protected)
         logger.debug(
             "%s on %s: %s %s, %s, %s",
@@ -326,16 +345,13 @@ class WriteCall:
 
     def _add_rest(self, command: Command, start: int) -> None:
         """Do the statements that an ordered insert did not come to; some may be there already."""
-        places = range(start, command.part.statements)
-        rest = Command(command.part.only(places), command.origin.piece(places))  # at an address of its own
+        rest = command.piece(range(start, command.part.statements))  # at an address of its own
         rest.must_look = True
-        if not self._plan.inserted.are_derived:  # an earlier copy of them may still be at work
-            rest.unsettled, rest.numbered = 1, False
+        if self._plan.inserted.are_derived:
+            rest.unsettled = 0
+        else:
+            rest.numbered = False
         self._add_after(command, [rest])
-
-    def ids_to_look_for(self, command: Command) -> list[Any]:
-        """Return the ``_id`` of the documents that may be there already, before a command is sent."""
-        return list(command.part.made_ids.values()) if command.must_look else []
 
     def take_found(self, command: Command, found: Sequence[Mapping[str, Any]]) -> None:
         """Count the documents that are there as inserted, and keep the others for sending."""
@@ -343,7 +359,8 @@ class WriteCall:
         missing = [place for place in range(command.part.statements) if command.part.made_ids.get(place) not in ids]
         command.must_look = False
         command.found = command.part.statements - len(missing)
-        command.part, command.origin = command.part.only(missing), command.origin.piece(missing)
+        left = command.piece(missing)
+        command.part, command.statements = left.part, left.statements
         if not missing:
             command.mended, command.outcome, command.is_done = empty_result(), Outcome.APPLIED, True
 
@@ -355,8 +372,7 @@ class WriteCall:
         document is answered from memory, and one that was refused is refused again.
         """
         part = command.part
-        was_resent = command.sends > 1
-        if not (was_resent and part.is_insert and part.statements > 1 and command.is_done and command.numbered):
+        if not (part.is_insert and part.statements > 1 and command.numbered):
             return
         if self._plan.ordered or call.wire_version >= KEEPS_WRITE_ERRORS:
             return
@@ -364,13 +380,10 @@ class WriteCall:
         if part.statements in (known["nInserted"], len(known["writeErrors"])):
             return
         command.mended = {**copy.deepcopy(dict(known)), "nInserted": 0, "writeErrors": []}
-        alone = [self._piece(command, [place], place) for place in range(part.statements)]
+        alone = [command.piece([place]) for place in range(part.statements)]
+        for place, piece in enumerate(alone):
+            piece.address, piece.statement_id = command.address, place
         self._add_after(command, alone)
-
-    def _piece(self, command: Command, places: Sequence[int], statement_id: int = 0) -> Command:
-        """Return a command for some statements of one that was sent: an earlier copy of them may still be at work."""
-        origin = command.origin.piece(places)
-        return Command(command.part.only(places), origin, address=command.address, statement_id=statement_id, unsettled=1)
 
     def _add_after(self, command: Command, more: list[Command]) -> None:
         place = self._commands.index(command) + 1
@@ -382,22 +395,22 @@ class WriteCall:
         """Return the method's result, or raise the error that is the server's answer."""
         self._settle_addresses()
         try:
-            return self._conclude()
+            first = self._commands[0]
+            if len(self._commands) == 1 and first.mended is None and first.error is None:
+                return self._plan.conclude(first.result)
+            return self._conclude(first)
         finally:
             self._forget()
 
-    def _conclude(self) -> Any:
-        first = self._commands[0]
+    def _conclude(self, first: Command) -> Any:
         try:
-            if len(self._commands) > 1 or first.mended is not None:
-                done = [(command.part, command.bulk_result()) for command in self._commands if command.is_done]
-                return self._plan.conclude(merge(done))
-            if first.error is not None:
+            if len(self._commands) == 1 and first.mended is None and first.error is not None:
                 raise first.error
+            merged = merge([(command.part, command.bulk_result()) for command in self._commands if command.is_done])
         except BulkWriteError as exc:
             self._report(exc)
             raise
-        return self._plan.conclude(first.result)
+        return self._plan.conclude(merged)
 
     def give_up(self, exc: BaseException) -> list[Address]:
         """Note on an error that leaves what it means, and return the addresses to be cancelled on the server."""
@@ -411,7 +424,7 @@ class WriteCall:
         self._report(exc)
         unknown = self._settle_addresses()
         done = [command.is_done for command in self._commands]
-        if not self.terms.foreign and (self._outcome() is Outcome.UNKNOWN or (any(done) and not all(done))):
+        if not self.terms.foreign and (self.outcome is Outcome.UNKNOWN or (any(done) and not all(done))):
             self._fingerprint = self._plan.fingerprint(self._plan.inserted.made_ids)
             self.record.unknown_call = self
         else:
@@ -419,15 +432,20 @@ class WriteCall:
         return unknown if self.target.guard.settings.cancel else []
 
     def _forget(self) -> None:
-        """Keep the view alone: a record may write a lot."""
-        self._last_view = self.view()
+        """Keep what may be asked for later alone: a record may write a lot."""
+        if len(self._commands) == 1:
+            only = self._commands[0]
+            self._last = only.outcome, only.calls, only.sends
+        else:
+            view = self.view()
+            self._last = view.outcome, view.calls, view.sends
         self._commands.clear()
         del self._plan
 
     def _report(self, exc: BaseException) -> None:
         view = self.view()
         done = sum(command.part.statements for command in self._commands if command.is_done)
-        exc.saferetry = CallReport(view, tuple(self._waits), self._decision, done)  # type: ignore[attr-defined]
+        exc.saferetry = CallReport(view, self._waits, self._decision, done)  # type: ignore[attr-defined]
         if self._decision == "final":
             return
         tell("refused" if self._decision == "refused" else "given up", self._subject, self._decision)
@@ -444,6 +462,11 @@ class WriteCall:
     def _settle_addresses(self) -> list[Address]:
         """Give addresses back, and return those whose command is not settled: only its repetition may use them again."""
         guard = self.target.guard
+        if len(self._commands) == 1 and (only := self._commands[0]).outcome is not Outcome.UNKNOWN:
+            if only.address is not None and only.address not in self._discarded:
+                guard.pool.release(only.address)
+            only.address = None
+            return []
         if not (owned := {command.address for command in self._commands if command.address is not None}):
             return []
         unknown = {address for address in owned if self._is_open(address)}
@@ -501,7 +524,7 @@ class WriteCall:
         plan.inserted.make_ids(self._plan.inserted.made_ids)
         parts = plan.cut()
         for command in self._commands:
-            command.part = command.origin.part_of(parts)
+            command.take_part_of(parts)
         self.target, self._plan = target, plan
         self.record.unknown_call = None
 

@@ -116,24 +116,32 @@ def _adopting(make: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(make)
         async def make_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return _adopt(await make(self, *args, **kwargs))
+            made = await make(self, *args, **kwargs)
+            own_type: Any = type(made)
+            if (guarded := _GUARDED_TYPES.get(own_type)) is None:
+                return _adopt(made)
+            made.__class__ = guarded
+            return made
 
         return make_async
 
     @functools.wraps(make)
     def make_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _adopt(make(self, *args, **kwargs))
+        made = make(self, *args, **kwargs)
+        own_type: Any = type(made)
+        if (guarded := _GUARDED_TYPES.get(own_type)) is None:
+            return _adopt(made)
+        made.__class__ = guarded
+        return made
 
     return make_sync
 
 
 def _adopt(made: Any) -> Any:
+    """Make an object of a class of a user's own guarded, if it is a database or a collection."""
     own_type: Any = type(made)
-    guarded = _GUARDED_TYPES.get(own_type)
-    if guarded is None and isinstance(made, _MADE) and not isinstance(made, _GUARDED_MADE):
-        guarded = _guarded_maker(own_type)
-    if guarded is not None:
-        made.__class__ = guarded
+    if isinstance(made, _MADE) and not isinstance(made, _GUARDED_MADE):
+        made.__class__ = _guarded_maker(own_type)
     return made
 
 
@@ -212,7 +220,7 @@ class MongoClient(DriverMongoClient[Document]):
                 raise
 
     def _ensure_session(self, session: Any = None) -> Any:
-        return _lend(self, super()._ensure_session(session))
+        return adopt_session(self, super()._ensure_session(session))
 
     def _run_operation(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
         return _fetch(self, super()._run_operation, operation, args, kwargs)
@@ -260,7 +268,7 @@ class AsyncMongoClient(DriverAsyncMongoClient[Document]):
             install_guard(self, settings)
 
     def _ensure_session(self, session: Any = None) -> Any:
-        return _lend(self, super()._ensure_session(session))
+        return adopt_session(self, super()._ensure_session(session))
 
     async def _run_operation(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
         return await _fetch_async(self, super()._run_operation, operation, args, kwargs)
@@ -314,12 +322,6 @@ def _with_socket_timeout(settings: Settings, args: tuple[Any, ...], kwargs: Mapp
     return {**kwargs, option: settings.socket_timeout_ms}
 
 
-def _lend(client: Any, session: Any) -> Any:
-    if session is not None and not guard_of(client).settings.disabled:
-        adopt_session(client, session)
-    return session
-
-
 def _fetch(client: Any, fetch: Callable[..., Any], operation: Any, args: Any, kwargs: Any) -> Any:
     """Let a cursor fetch a batch: in a record's transaction one after another, and with an eye on errors."""
     execution = execution_of(operation)
@@ -328,8 +330,7 @@ def _fetch(client: Any, fetch: Callable[..., Any], operation: Any, args: Any, kw
     with execution.lock:
         execution.check(client)
         if execution.is_waiting:
-            with execution.beginning():
-                execution.begin(execution, client)
+            execution.begin(execution, client)
         with execution.fetching():
             fetch_in(operation, execution)
             return fetch(operation, *args, **kwargs)
@@ -343,8 +344,7 @@ async def _fetch_async(client: Any, fetch: Callable[..., Any], operation: Any, a
     async with execution.async_lock:
         execution.check(client)
         if execution.is_waiting:
-            with execution.beginning():
-                await execution.begin(execution, client)
+            await execution.begin(execution, client)
         with execution.fetching():
             fetch_in(operation, execution)
             return await fetch(operation, *args, **kwargs)
@@ -385,7 +385,7 @@ def _guarded_subclass(foreign: type[Any]) -> type[Any]:
     """Return a user's own client class with its methods guarded."""
 
     def lend(self: Any, session: Any = None) -> Any:
-        return _lend(self, foreign._ensure_session(self, session))
+        return adopt_session(self, foreign._ensure_session(self, session))
 
     def run(self: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
         return _fetch(self, functools.partial(foreign._run_operation, self), operation, args, kwargs)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import enum
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from pymongo.errors import DuplicateKeyError, PyMongoError
 
-from saferetry._identity import canonical, without_moments
+from saferetry._identity import without_moments
 from saferetry._outcomes import Outcome, Signal, WriteView, read
+from saferetry._plans import Plan
 from saferetry._record import Record
-from saferetry._seam import OVER, DriverCall, address_of, let_join
+from saferetry._seam import OVER, DriverCall, address_of, let_join, namespace_of
 from saferetry.errors import ConfigurationError, UnsettledWriteError
 
 # The transaction is not (any more) the newest of its session: another execution may have done the record.
@@ -72,54 +74,41 @@ class Lesson:
         return dict((self.error.details or {}).get("keyPattern", {})) == {"_id": 1}
 
 
-@dataclass(frozen=True)
-class Statement:
-    """Say what a call does.
-
-    Attributes:
-        fingerprint: Returns it in a form that can be compared, without the moments of its execution; None: it has none.
-        document: What it inserts, where it inserts one document.
-        codec_options: Those of its collection.
-    """
-
-    fingerprint: Callable[[], bytes | None]
-    document: Any = None
-    codec_options: Any = None
-
-    def has_id(self, value: Any) -> bool:
-        """Whether it inserts a document with this very ``_id``, of the same type."""
-        if not isinstance(self.document, Mapping) or "_id" not in self.document:
-            return False
-        own = canonical({"_id": self.document["_id"]}, self.codec_options)
-        return own is not None and own == canonical({"_id": value}, self.codec_options)
-
-
-@dataclass
 class Execution:
     """Be the transaction of one execution.
 
-    Attributes:
+    Args:
         client: The client whose operations join; None until the first one, where the handler names none.
         begin: Begins the transaction and inserts the marker; awaited for asyncio.
         lessons: What earlier executions of the record learned; grows.
         in_order: Calls, by method and namespace, that stop at their first error although the handler says ``ordered=False``:
             after one the transaction is gone, and the driver's next command of the same call would hide why.
+
+    Attributes:
         session: The driver's session.
     """
 
-    client: Any
-    begin: Callable[[Execution, Any], Any]
-    lessons: list[Lesson]
-    in_order: set[tuple[str, str]] = field(default_factory=set)
-    state: State = State.WAITING
+    state = State.WAITING
     session: Any = None
     doomed: BaseException | None = None
-    went_on: bool = False  # the handler went on after the error that doomed it
-    committing: bool = False
+    went_on = False  # the handler went on after the error that doomed it
+    committing = False
     lesson: Lesson | None = None
-    started: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    async_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __init__(
+        self, client: Any, begin: Callable[[Execution, Any], Any], lessons: list[Lesson], in_order: set[tuple[str, str]]
+    ) -> None:
+        self.client = client
+        self.begin = begin
+        self.lessons = lessons
+        self.in_order = in_order
+        self.started = dt.datetime.now(dt.UTC)
+        self.lock = threading.RLock()
+
+    @functools.cached_property
+    def async_lock(self) -> asyncio.Lock:
+        """The lock of asyncio's operations."""
+        return asyncio.Lock()
 
     def check(self, client: Any) -> None:
         """Refuse an operation that cannot join.
@@ -264,60 +253,56 @@ class JoinedCall:
     """Be a call that joins the record's transaction.
 
     Args:
-        execution: The transaction.
         record: The record.
         client: On which it is made.
-        view: What the user may see of it, its outcome aside; None for a read.
-        namespace: Database and collection.
-        find_one: The driver's method of its collection.
-        statement: What it does.
-        invoke: Makes the driver call, given the session.
+        plan: What it does.
+        is_write: It writes.
         is_unordered: It goes on after an error.
     """
 
     repeatable = False
     is_foreign = True  # the transaction decides
+    _sends = 0
+    _code: int | None = None
+    _driver_call: DriverCall | None = None  # while the server may be at work on it
 
-    def __init__(
-        self,
-        execution: Execution,
-        record: Record,
-        client: Any,
-        *,
-        method: str,
-        namespace: str,
-        is_write: bool,
-        find_one: Callable[..., Any],
-        statement: Statement,
-        invoke: Callable[[Any], Any],
-        is_unordered: bool = False,
-    ) -> None:
-        self.execution = execution
+    def __init__(self, record: Record, client: Any, plan: Plan, *, is_write: bool, is_unordered: bool = False) -> None:
+        self.execution: Execution = record.transaction
         self.record = record
         self.client = client
-        self.method = method
-        self.namespace = namespace
-        self.statement = statement
-        self._invoke = invoke
-        self._find_one = find_one
+        self.plan = plan
         self._is_write = is_write
         self._is_unordered = is_unordered
-        self._sends = 0
-        self._code: int | None = None
-        self._is_at_work = False
         if is_write:
             record.add(self)
 
+    @property
+    def method(self) -> str:
+        """Its name."""
+        return self.plan.method.name
+
+    @property
+    def namespace(self) -> str:
+        """Database and collection."""
+        return namespace_of(self.plan.owner)
+
     def view(self) -> WriteView:
         """Return what the user may see of it."""
-        outcome = {State.COMMITTED: Outcome.APPLIED, State.OPEN: Outcome.UNKNOWN}.get(self.execution.state, Outcome.NOT_APPLIED)
+        return WriteView(self.method, self.namespace, self.outcome, self._sends, self._sends, self._code)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What became of it."""
         if not self._sends:
-            outcome = Outcome.NOT_SENT
-        return WriteView(self.method, self.namespace, outcome, self._sends, self._sends, self._code)
+            return Outcome.NOT_SENT
+        state = self.execution.state
+        if state is State.OPEN:
+            return Outcome.UNKNOWN
+        return Outcome.APPLIED if state is State.COMMITTED else Outcome.NOT_APPLIED
 
     def orphan(self) -> tuple[Any, Any] | None:
         """Return client and address of the statement that the server may be at work on just now, or None."""
-        return (self.client, address_of(self.execution.session)) if self._is_at_work else None
+        return None if self._driver_call is None else (self.client, address_of(self.execution.session))
 
     def check(self) -> None:
         """Refuse a call that cannot join.
@@ -332,7 +317,7 @@ class JoinedCall:
     def invoke(self) -> Any:
         """Make the driver call."""
         self._sends += 1
-        return self._invoke(self.execution.session)
+        return self.plan.invoke_in(self.execution.session)
 
     def now(self) -> Any:
         """Make a call that does nothing yet: asyncio's cursors, whose methods are no coroutines.
@@ -345,15 +330,15 @@ class JoinedCall:
             raise ConfigurationError(
                 f"{self.method} on {self.namespace} cannot begin the record's transaction: give the handler client="
             )
-        return self._invoke(self.execution.session)
+        return self.plan.invoke_in(self.execution.session)
 
     def lesson(self) -> Lesson | None:
         """Return the duplicate that was caught at an equal statement before."""
         if not (self._is_write and self.execution.lessons):
             return None
-        method, fingerprint = (self.method, self.namespace), self.statement.fingerprint()
+        method, fingerprint = (self.method, self.namespace), self._fingerprint()
         for lesson in self.execution.lessons:
-            is_same_id = lesson.is_about_id() and self.statement.has_id(lesson.key["_id"])
+            is_same_id = lesson.is_about_id() and self.plan.inserts(lesson.key["_id"])
             if lesson.method == method and (lesson.fingerprint == fingerprint or is_same_id):
                 return lesson
         return None
@@ -363,19 +348,21 @@ class JoinedCall:
         lesson = self.lesson()
         assert lesson is not None  # noqa: S101 - asked only where there is one
         key = {name: {"$eq": value} for name, value in lesson.key.items()}
-        return self._find_one(key, {"_id": 1}, session=self.execution.session)
+        return self.plan.method.find_one(self.plan.owner, key, {"_id": 1}, session=self.execution.session)
+
+    def _fingerprint(self) -> bytes | None:
+        return self.plan.fingerprint(self.plan.inserted.made_ids, self.execution.moments())
 
     def __enter__(self) -> JoinedCall:
         """Announce a driver call, whose error dooms the transaction."""
-        self._is_at_work = True
-        self._driver_call = DriverCall(self.client, is_write=False)
-        self._driver_call.__enter__()
+        self._driver_call = DriverCall(self.client, is_write=False).__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
         """End the driver call."""
-        self._is_at_work = False
+        assert self._driver_call is not None  # noqa: S101 - for the type checker
         self._driver_call.__exit__()
+        self._driver_call = None
         if exc is not None:
             self._code = getattr(exc, "code", None)
             if self._is_unordered and self._code in FENCED_CODES:
@@ -385,7 +372,7 @@ class JoinedCall:
     def _learned(self, exc: BaseException) -> Lesson | None:
         if not isinstance(exc, DuplicateKeyError):
             return None
-        key, fingerprint = (exc.details or {}).get("keyValue"), self.statement.fingerprint()
+        key, fingerprint = (exc.details or {}).get("keyValue"), self._fingerprint()
         if not key or fingerprint is None or without_moments(key, *self.execution.moments()) != key:
             return None
         return Lesson((self.method, self.namespace), fingerprint, key, exc)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,8 @@ from saferetry import _retry
 from saferetry._call import Target, Terms, WriteCall
 from saferetry._execution import Execution, JoinedCall
 from saferetry._methods import GUARDED, Kind, Method
-from saferetry._parts import Plan, has_multi
+from saferetry._parts import has_multi
+from saferetry._plans import Plan
 from saferetry._record import current_record
 from saferetry._seam import Guard, guard_of
 from saferetry._settings import Settings
@@ -34,17 +35,15 @@ _CUT = (Kind.BULK, Kind.INSERT_MANY)
 class ForeignMethod(Method):
     """Be one guarded method of a class of mongomock's: as PyMongo's, but a bulk is one command, whose result is mongomock's."""
 
-    def _plan(self, target: Target, arguments: Mapping[str, Any], terms: Terms) -> Plan:
+    def _plan(self, target: Target, arguments: dict[str, Any], terms: Terms) -> Plan:
         record = current_record()
         if record is not None and record.derived_ids is not None:
             return super()._plan(target, arguments, terms)
         plan = super()._plan(target, arguments, replace(terms, foreign=True))
         statements = arguments.get("requests", arguments.get("documents"))
-        if self.kind not in _CUT or not isinstance(statements, list):
-            return plan
-        (whole,) = plan.cut()
-        whole = replace(whole, positions=range(len(statements)), multi=whole.multi or has_multi(statements))
-        return replace(plan, cut=lambda: [whole])
+        if self.kind in _CUT and isinstance(statements, list):
+            plan.positions, plan.multi = range(len(statements)), plan.multi or has_multi(statements)
+        return plan
 
 
 class Foreign(wrapt.ObjectProxy):  # type: ignore[type-arg]  # generic to type checkers alone

@@ -104,6 +104,7 @@ class Handling:
     longest: float = 0.0  # seconds
     reason: Reason = "failed"
     losses: int = 0  # of its partition, before it began
+    outer: Record | None = None  # the record in which it is made
 
     @classmethod
     def of(cls, rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handling:
@@ -113,7 +114,9 @@ class Handling:
         key = _key_of(rules.key, argument)
         if key is not None and (settings.group or settings.epoch):
             key = replace(key, group=key.group or settings.group, epoch=key.epoch or settings.epoch)
-        return cls(rules, settings, key, argument, _budget_of(rules, settings, argument), losses=LOSSES.count(key))
+        outer = current_record()
+        budget = _budget_of(rules, settings, argument, outer)
+        return cls(rules, settings, key, argument, budget, losses=LOSSES.count(key), outer=outer)
 
     @property
     def most_executions(self) -> int:
@@ -244,7 +247,7 @@ class Handling:
 
     def recoverer_for(self, exc: Exception) -> Callable[[Failure], Any] | None:
         """Return who takes over, if anybody; not inside a transaction that fails, or is executed again, as a whole."""
-        outer = current_record()
+        outer = self.outer
         if outer is not None and outer.transaction is not None and outer.transaction.doomed is not None:
             return None
         return None if isinstance(exc, _NOT_RECOVERED) else self.rules.recoverer
@@ -272,9 +275,8 @@ def _key_of(key: KeyOf | None, argument: Any) -> RecordKey | None:
     return RecordKey.of(made)
 
 
-def _budget_of(rules: Rules, settings: Settings, argument: Any) -> Budget:
+def _budget_of(rules: Rules, settings: Settings, argument: Any, outer: Record | None) -> Budget:
     given = rules.budget(argument) if callable(rules.budget) else rules.budget
     if not isinstance(given, Budget):
         given = Budget(settings.budget_ms / 1000 if given is None else given)
-    outer = current_record()
     return given if outer is None else given.within(outer.budget)

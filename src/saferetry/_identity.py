@@ -57,7 +57,9 @@ class RecordKey:
             faults.append("partition must be a whole number, 0 or more")
         if self.position is not None and not _is_count(self.position):
             faults.append("position must be a whole number, 0 or more, or None")
-        faults.extend(f"{name} must be text" for name in ("group", "epoch") if not isinstance(getattr(self, name), str))
+        for name, value in (("group", self.group), ("epoch", self.epoch)):
+            if not isinstance(value, str):
+                faults.append(f"{name} must be text")
         if self.timestamp is not None and (isinstance(self.timestamp, bool) or not isinstance(self.timestamp, int)):
             faults.append("timestamp must be a whole number of milliseconds, or None")
         if not isinstance(self.digest, bytes):
@@ -85,7 +87,7 @@ class RecordKey:
     def hashed(self) -> str:
         """Return 32 hexadecimal digits that stand for this key in tags and logs."""
         parts = (self.group, self.stream, self.partition, self.position, self.epoch)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 class DerivedIds:

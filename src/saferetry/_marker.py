@@ -26,7 +26,7 @@ INDEX_MAX_TIME_MS = 500  # a build that waits for a lock makes running transacti
 _UNAUTHORIZED = 13
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Marker:
     """Be the marker of one record.
 
@@ -35,14 +35,14 @@ class Marker:
         collection: Where it is.
         identity: Its ``_id``; an embedded document, since the server takes no array there.
         digest: Hash of the record's digest; None: unchecked.
-        label: Names the record in messages.
+        namespace: Database and collection.
     """
 
     database: str
     collection: str
     identity: Mapping[str, Any]
     digest: bytes | None
-    label: str
+    namespace: str
 
     def document(self) -> dict[str, Any]:
         """Return what is inserted."""
@@ -57,16 +57,13 @@ class Marker:
         """
         stored = found.get("digest")
         if self.digest is not None and stored is not None and stored != self.digest:
+            name, place = self.identity["name"], [self.identity[part] for part in ("stream", "partition", "position")]
             raise KeyReusedError(
-                f"the record {self.label} has the key of another one that was done before: a topic was made anew or offsets "
-                "were rewound. Give the stream another epoch (kafka_key(group, epoch=...), RecordKey(epoch=...))"
+                f"the record {name} ({'/'.join(map(str, place))}) has the key of another one that was done before: a topic was "
+                "made anew or offsets were rewound. Give the stream another epoch (kafka_key(group, epoch=...), "
+                "RecordKey(epoch=...))"
             )
         return found.get("result")
-
-    @property
-    def namespace(self) -> str:
-        """Database and collection."""
-        return f"{self.database}.{self.collection}"
 
     @property
     def filter(self) -> dict[str, Any]:
@@ -87,7 +84,7 @@ class Marker:
         return self.raw(client).with_options(read_concern=ReadConcern("majority"))
 
 
-def marker_of(client: Any, key: RecordKey, name: str, *, digest: bytes, label: str) -> Marker:
+def marker_of(client: Any, key: RecordKey, name: str, *, digest: bytes) -> Marker:
     """Return a record's marker.
 
     Raises:
@@ -103,8 +100,9 @@ def marker_of(client: Any, key: RecordKey, name: str, *, digest: bytes, label: s
         "epoch": key.epoch,
         "name": name,
     }
-    hashed = hashlib.sha256(digest).digest() if digest else None
-    return Marker(database, settings.marker_collection, identity, hashed, label)
+    hashed = hashlib.blake2b(digest, digest_size=32).digest() if digest else None
+    collection = settings.marker_collection
+    return Marker(database, collection, identity, hashed, f"{database}.{collection}")
 
 
 def default_database_name(client: Any) -> str:

@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import enum
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bson.objectid import ObjectId
 from pymongo.asynchronous.collection import AsyncCollection
-from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.collection import Collection
-from pymongo.database import Database
-from pymongo.operations import InsertOne
-from pymongo.results import InsertOneResult
 
 from saferetry._arguments import Parameters
 from saferetry._call import Target, Terms, WriteCall
 from saferetry._decisions import tell
-from saferetry._execution import JoinedCall, Statement
-from saferetry._identity import canonical, without_moments
+from saferetry._execution import JoinedCall
 from saferetry._limits import READ_COMMANDS, writes
-from saferetry._parts import (
-    Inserted,
-    Part,
-    Plan,
-    are_documents,
-    are_requests,
-    cut_bulk,
-    has_multi,
-    insert_many_result,
-    inserted_by_requests,
-    plain_requests,
-    without_made_id,
-)
+from saferetry._parts import has_multi
+from saferetry._plans import BulkPlan, InsertManyPlan, InsertOnePlan, Plan
 from saferetry._read import ReadCall
 from saferetry._record import OPEN_RECORDS, Record, is_repeatable
-from saferetry._seam import Guard, bound_session, guard_of, in_driver_call, is_encrypted, runs_in, scope_here
+from saferetry._seam import SCOPE, Guard, bound_session, client_of, guard_of, in_driver_call, namespace_of, runs_in
 from saferetry.errors import ConfigurationError, UnprotectedWriteError
 
 
@@ -117,6 +99,12 @@ GUARDED: tuple[Mapping[str, Kind], ...] = (_CLIENT, _DATABASE, _COLLECTION)  # a
 _READS = (Kind.READ, Kind.CURSOR, Kind.METADATA, Kind.APART)
 _ITERABLES = ("documents", "models")  # arguments that may be any iterable; elsewhere the driver wants a list, and says so
 _UNNUMBERED = (Kind.MULTI, Kind.DDL, Kind.PIPELINE, Kind.COMMAND, Kind.REFUSED)
+_PLANS: Mapping[Kind, type[Plan]] = {
+    Kind.INSERT_ONE: InsertOnePlan,
+    Kind.INSERT_MANY: InsertManyPlan,
+    Kind.BULK: BulkPlan,
+}
+_terms = functools.cache(Terms)  # there are few, and every call has some
 
 
 class Method:
@@ -132,9 +120,15 @@ class Method:
         self.name = name
         self.kind = kind
         self.original: Callable[..., Any] = getattr(driver_type, name)
-        self._parameters = Parameters(self.original)
-        self._driver_find_one: Any = getattr(driver_type, "find_one", None)
-        self._bulk_write: Any = getattr(driver_type, "bulk_write", None)
+        self.parameters = Parameters(self.original)
+        self.bulk_write: Any = getattr(driver_type, "bulk_write", None)
+        self.find_one: Any = getattr(driver_type, "find_one", None)
+        self._plan_type = _PLANS.get(kind, Plan)
+        self._is_of_collection = issubclass(driver_type, (Collection, AsyncCollection))
+        self._is_read = kind in _READS
+        self._is_numbered = kind not in _UNNUMBERED
+        self._depends = kind in (Kind.PIPELINE, Kind.COMMAND)  # on its arguments, whether it reads
+        self._iterables = [argument for argument in _ITERABLES if argument in self.parameters.names]
 
     def open(self, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WriteCall | ReadCall | JoinedCall | None:
         """Return the call to be made, or None where the driver is to be called as it is.
@@ -144,15 +138,15 @@ class Method:
             UnprotectedWriteError: Strict refuses it.
             RetryRefusedError: It repeats a call of unknown outcome.
         """
-        client = _client_of(owner)
-        guard = guard_of(client)
+        client = owner.database.client if self._is_of_collection else client_of(owner)
+        guard: Guard = client._saferetry_guard
         if guard.settings.disabled or in_driver_call():
             return None
         try:
-            arguments = self._parameters.bind(owner, args, kwargs)
+            arguments = self.parameters.bind(owner, args, kwargs)
         except TypeError:
             return None  # the driver says what is wrong
-        is_read = self._reads(arguments)
+        is_read = self._reads(arguments) if self._depends else self._is_read
         record = _current(guard, self.name, is_read=is_read)
         if record is None:
             return None
@@ -164,46 +158,26 @@ class Method:
         if is_read:
             invoke = functools.partial(self.original, owner, *args, **kwargs)
             return None if foreign else ReadCall(record, client, guard, invoke, lambda: self._subject(owner))
-        target = Target(owner, client, guard, _namespace_of(owner))
-        terms = Terms(self.kind not in _UNNUMBERED, _is_acknowledged(owner, arguments), foreign)
+        target = Target(owner, client, guard)
+        terms = _terms(self._is_numbered, _is_acknowledged(owner, arguments), foreign)
         self._check(target, terms, arguments)
         return self._call(record, target, arguments, terms)
 
     def _join(self, record: Record, owner: Any, client: Any, arguments: dict[str, Any], *, is_read: bool) -> JoinedCall:
-        _check_client(client, is_read=is_read)
         self._check_joining(record, owner, client, arguments, is_read=is_read)
-        _list(arguments)
+        if self._iterables:
+            self._list(arguments)
         is_unordered = arguments.get("ordered") is False
-        if is_unordered and (self.name, _namespace_of(owner)) in record.transaction.in_order:
+        if is_unordered and (self.name, namespace_of(owner)) in record.transaction.in_order:
             arguments["ordered"] = True
-        inserted = self._inserted(arguments)
-        inserted.make_ids({})
-        execution = record.transaction
-
-        def fingerprint() -> bytes | None:
-            return self._canonical(owner, arguments, inserted.made_ids, execution.moments())
-
-        def invoke(session: Any) -> Any:
-            return self._parameters.call(owner, self._parameters.with_session(arguments, session))
-
-        def find_one(*args: Any, **kwargs: Any) -> Any:
-            return self._driver_find_one(owner, *args, **kwargs)
-
-        document = arguments["document"] if self.kind is Kind.INSERT_ONE else None
-        return JoinedCall(
-            execution,
-            record,
-            client,
-            method=self.name,
-            namespace=_namespace_of(owner),
-            is_write=not is_read,
-            find_one=find_one,
-            statement=Statement(fingerprint, document, getattr(owner, "codec_options", None)),
-            invoke=invoke,
-            is_unordered=is_unordered,
-        )
+        plan = self._plan_type(self, owner, arguments)
+        if plan.inserted.documents:
+            plan.inserted.make_ids({})
+        return JoinedCall(record, client, plan, is_write=not is_read, is_unordered=is_unordered)
 
     def _check_joining(self, record: Record, owner: Any, client: Any, arguments: Mapping[str, Any], *, is_read: bool) -> None:
+        if (objection := guard_of(client).objection) and not is_read:
+            raise ConfigurationError(objection)
         reason = ""
         if self.kind in (Kind.DDL, Kind.COMMAND, Kind.REFUSED, Kind.APART) or (self.kind is Kind.PIPELINE and not is_read):
             reason = "MongoDB does not run it in a transaction"
@@ -219,29 +193,31 @@ class Method:
             )
 
     def _subject(self, owner: Any) -> str:
-        return f"{self.name} on {_namespace_of(owner)}"
+        return f"{self.name} on {namespace_of(owner)}"
 
     def _reads(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a call reads, where that depends on its arguments."""
         if self.kind is Kind.PIPELINE:
             return not writes(arguments.get("pipeline"))
-        if self.kind is Kind.COMMAND:
-            command = arguments.get("command")
-            name = command if isinstance(command, str) else next(iter(command), "") if isinstance(command, Mapping) else ""
-            parts = {**(command if isinstance(command, Mapping) else {}), **arguments.get("kwargs", {})}  # as the driver does
-            return name in READ_COMMANDS and not writes(parts.get("pipeline"))
-        return self.kind in _READS
+        command = arguments.get("command")
+        name = command if isinstance(command, str) else next(iter(command), "") if isinstance(command, Mapping) else ""
+        parts = {**(command if isinstance(command, Mapping) else {}), **arguments.get("kwargs", {})}  # as the driver does
+        return name in READ_COMMANDS and not writes(parts.get("pipeline"))
 
     def _check(self, target: Target, terms: Terms, arguments: Mapping[str, Any]) -> None:
-        _check_client(target.client, is_read=False)
+        if target.guard.objection:
+            raise ConfigurationError(target.guard.objection)
         if self.kind is Kind.REFUSED:
             raise ConfigurationError(
                 "MongoClient.bulk_write cannot be protected in a record: use the collections' bulk_write, or call it outside"
             )
-        if is_encrypted(target.client):
+        if target.guard.is_encrypted:
             raise ConfigurationError(
                 f"{self.name} on a client with auto_encryption_opts is not supported inside a record: "
                 "encrypt explicitly (ClientEncryption), or write outside the record"
             )
+        if terms.acknowledged and not target.guard.settings.strict:
+            return
         reason = self._why_unprotected(terms, arguments)
         if reason and target.guard.settings.strict and not is_repeatable():
             tell("refused", self._subject(target.owner), reason)
@@ -264,98 +240,36 @@ class Method:
         return ""
 
     def _call(self, record: Record, target: Target, arguments: dict[str, Any], terms: Terms) -> WriteCall:
-        _list(arguments)
+        if self._iterables:
+            self._list(arguments)
         plan = self._plan(target, arguments, terms)
         earlier: WriteCall | None = record.unknown_call
-        if earlier is not None and earlier.is_repeated_by(target, self.name, plan, terms):
-            earlier.resume(target, plan)
-            return earlier
-        record.unknown_call = None
-        plan.inserted.make_ids({}, self._deriving(record, target))
+        if earlier is not None:
+            if earlier.is_repeated_by(target, self.name, plan, terms):
+                earlier.resume(target, plan)
+                return earlier
+            record.unknown_call = None
+        if plan.inserted.documents:
+            plan.inserted.make_ids({}, self._deriving(record, target))
         return WriteCall(record, target, self.name, plan, terms)
 
     @staticmethod
     def _deriving(record: Record, target: Target) -> Callable[[Any], ObjectId] | None:
         """Return what makes ids from documents, where the handler asked for that."""
-        ids = record.derived_ids
-        if ids is None:
+        if (ids := record.derived_ids) is None:
             return None
         return lambda document: ids.make(target.namespace, document, target.owner.codec_options)
 
-    # plans
-
-    def _plan(self, target: Target, arguments: Mapping[str, Any], terms: Terms) -> Plan:
+    def _plan(self, target: Target, arguments: dict[str, Any], terms: Terms) -> Plan:
         """Return what the call comes to; nothing of the user's is changed yet."""
-        inserted = self._inserted(arguments)
-        fingerprint = functools.partial(self._canonical, target.owner, arguments)
+        is_whole = terms.foreign or not terms.acknowledged
+        return self._plan_type(self, target.owner, arguments, multi=not terms.addressable, is_whole=is_whole)
 
-        def invoke(owner: Any) -> Any:
-            return self._parameters.call(owner, arguments)
-
-        def recovered() -> InsertOneResult | None:
-            is_one = self.kind is Kind.INSERT_ONE
-            return InsertOneResult(arguments["document"]["_id"], acknowledged=True) if is_one else None
-
-        whole = Part(invoke, multi=not terms.addressable, made_ids=inserted.made_ids)
-        plan = Plan(lambda: [whole], inserted, fingerprint, recovered=recovered)
-        if self.kind in (Kind.INSERT_ONE, Kind.SINGLE):
-            return plan
-        if terms.foreign or not terms.acknowledged:
-            return plan
-        if self.kind is Kind.BULK and are_requests(arguments["requests"]):
-            return self._cut(plan, target, arguments["requests"], arguments)
-        if self.kind is Kind.INSERT_MANY and are_documents(documents := arguments["documents"]):
-            requests = [InsertOne(document) for document in documents]
-            plan = self._cut(plan, target, requests, arguments)
-            return replace(plan, conclude=lambda _: insert_many_result(documents))
-        return plan  # where the arguments are wrong, the driver says so
-
-    def _canonical(
-        self,
-        owner: Any,
-        arguments: Mapping[str, Any],
-        made_ids: Mapping[int, Any],
-        moments: tuple[dt.datetime, dt.datetime] | None = None,
-    ) -> bytes | None:
-        """Return a call in a form that can be compared, without made ids and without the moments of an execution."""
-        compared = {name: arguments[name] for name in sorted(arguments) if name != "session"}
-        compared |= self._without_made_ids(arguments, made_ids)
-        if moments is not None:
-            compared = without_moments(compared, *moments)
-        return canonical(compared, getattr(owner, "codec_options", None))
-
-    def _cut(self, plan: Plan, target: Target, requests: Sequence[Any], arguments: Mapping[str, Any]) -> Plan:
-        options = {name: value for name, value in arguments.items() if name not in ("requests", "documents")}
-        cut = functools.partial(cut_bulk, self._bulk_write, target.owner, requests, options, made_ids=plan.inserted.made_ids)
-        return replace(plan, cut=cut, ordered=bool(options.get("ordered", True)))
-
-    def _inserted(self, arguments: Mapping[str, Any]) -> Inserted:
-        match self.kind:
-            case Kind.INSERT_ONE:
-                return Inserted({0: arguments["document"]})
-            case Kind.INSERT_MANY if are_documents(arguments["documents"]):
-                return Inserted(dict(enumerate(arguments["documents"])))
-            case Kind.BULK:
-                return inserted_by_requests(arguments["requests"])
-        return Inserted({})
-
-    def _without_made_ids(self, arguments: Mapping[str, Any], made_ids: Mapping[int, Any]) -> dict[str, Any]:
-        match self.kind:
-            case Kind.INSERT_ONE:
-                return {"document": without_made_id(arguments["document"], made_ids.get(0))}
-            case Kind.INSERT_MANY:
-                documents = enumerate(arguments["documents"])
-                return {"documents": [without_made_id(document, made_ids.get(place)) for place, document in documents]}
-            case Kind.BULK:
-                return {"requests": plain_requests(arguments["requests"], made_ids)}
-        return {}
-
-
-def _list(arguments: dict[str, Any]) -> None:
-    """Make arguments that may be any iterable lists: they may have to be sent again, and give other items each time."""
-    for name in _ITERABLES:
-        if name in arguments:
-            arguments[name] = _listed(arguments[name])
+    def _list(self, arguments: dict[str, Any]) -> None:
+        """Make arguments that may be any iterable lists: they may have to be sent again, and give other items each time."""
+        for name in self._iterables:
+            if name in arguments:
+                arguments[name] = _listed(arguments[name])
 
 
 def _listed(value: Any) -> Any:
@@ -371,7 +285,8 @@ def _current(guard: Guard, name: str, *, is_read: bool) -> Record | None:
         ConfigurationError: A write in a record that has ended.
         UnprotectedWriteError: Under strict, a write outside any record.
     """
-    scope = scope_here()
+    anchor = SCOPE.get()
+    scope = None if anchor is None else anchor.scope
     record = scope if isinstance(scope, Record) and not scope.ended else None
     if is_read:
         return record
@@ -396,30 +311,12 @@ def _current(guard: Guard, name: str, *, is_read: bool) -> Record | None:
     return record
 
 
-def _check_client(client: Any, *, is_read: bool) -> None:
-    objection = guard_of(client).objection
-    if objection and not is_read:
-        raise ConfigurationError(objection)
-
-
-def _client_of(owner: Any) -> Any:
-    if isinstance(owner, (Collection, AsyncCollection)):
-        return owner.database.client
-    return owner.client if isinstance(owner, (Database, AsyncDatabase)) else owner
-
-
 def _session_of(client: Any, arguments: Mapping[str, Any]) -> Any:
     """Return the session that the user gave (some methods take it among ``**kwargs``) or bound, or None."""
     given = arguments.get("session")
     if given is None and "kwargs" in arguments:
         given = arguments["kwargs"].get("session")
     return given if given is not None else bound_session(client)
-
-
-def _namespace_of(owner: Any) -> str:
-    if isinstance(owner, (Collection, AsyncCollection)):
-        return owner.full_name
-    return owner.name if isinstance(owner, (Database, AsyncDatabase)) else "the client"
 
 
 def _is_acknowledged(owner: Any, arguments: Mapping[str, Any]) -> bool:

@@ -7,19 +7,18 @@ its own, so that an acknowledged one is never sent again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bson.objectid import ObjectId
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import BulkWriteError
-from pymongo.operations import DeleteMany, InsertOne, UpdateMany
+from pymongo.operations import DeleteMany, UpdateMany
 from pymongo.results import BulkWriteResult, InsertManyResult
 
 from saferetry._driver import REQUEST_TYPES
 from saferetry._identity import encoded_size
-from saferetry._seam import bulk_statements, inserted_document, request_values
+from saferetry._seam import bulk_statements
 
 MOST_STATEMENTS = 1_000
 MOST_BYTES = 16 * 1024 * 1024
@@ -27,7 +26,7 @@ LARGEST_DOCUMENT = MOST_BYTES + 16 * 1024  # the server's limit and its allowanc
 _INSERT, _UPDATE = 0, 1  # the driver's operation types; 2 is delete
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Part:
     """Be one command of a call.
 
@@ -69,79 +68,6 @@ class Part:
     def is_id_protected(self) -> bool:
         """Whether a second copy of any of its statements would hit an ``_id`` that only this call can have written."""
         return bool(self.made_ids) and len(self.made_ids) == self.statements
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Be a write call before it is made.
-
-    Attributes:
-        cut: Returns its commands, in order; asked once the inserted documents have their ``_id``.
-        inserted: The documents it inserts.
-        fingerprint: Returns the call in a form that can be compared, without the given made ids; None: it has none.
-        ordered: It stops at the first statement that fails.
-        conclude: Turns the driver's result into the method's.
-        recovered: Returns the method's result where the only reply said that the insert had been made before.
-    """
-
-    cut: Callable[[], Sequence[Part]]
-    inserted: Inserted
-    fingerprint: Callable[[Mapping[int, Any]], bytes | None]
-    ordered: bool = True
-    conclude: Callable[[Any], Any] = lambda result: result
-    recovered: Callable[[], Any] = lambda: None
-
-
-class Inserted:
-    """Know the documents that a call inserts, by position, and the ``_id`` made for them."""
-
-    def __init__(self, documents: Mapping[int, Any]) -> None:
-        self.documents = documents
-        self.made_ids: dict[int, Any] = {}
-        self.are_derived = False
-
-    def make_ids(self, earlier: Mapping[int, Any], derive: Callable[[Any], ObjectId] | None = None) -> None:
-        """Give each document without ``_id`` one, as the driver would.
-
-        Args:
-            earlier: Those of the call that this one repeats.
-            derive: Makes them from the documents, where they are to be the same after a redelivery.
-        """
-        self.are_derived = derive is not None
-        for position, document in self.documents.items():
-            if isinstance(document, RawBSONDocument) or not isinstance(document, MutableMapping):
-                continue  # the server makes it, or the driver refuses the document
-            if "_id" not in document:
-                made = earlier.get(position) or (derive(document) if derive is not None else ObjectId())
-                document["_id"] = self.made_ids[position] = made
-            elif position in earlier and document["_id"] == earlier[position]:
-                self.made_ids[position] = earlier[position]
-
-
-def without_made_id(document: Any, made: Any) -> Any:
-    """Return a document as the user gave it, before an ``_id`` was made for it."""
-    if made is None or not isinstance(document, Mapping) or document.get("_id") != made:
-        return document
-    return {key: value for key, value in document.items() if key != "_id"}
-
-
-def plain_requests(requests: Sequence[Any], made_ids: Mapping[int, Any]) -> list[Any]:
-    """Return a bulk's requests in a form that can be compared."""
-    plain = []
-    for position, request in enumerate(requests):
-        values = request_values(request)
-        if isinstance(request, InsertOne):
-            values = {"_doc": without_made_id(inserted_document(request), made_ids.get(position))}
-        plain.append([type(request).__name__, values])
-    return plain
-
-
-def inserted_by_requests(requests: Any) -> Inserted:
-    """Return what a bulk inserts."""
-    listed = requests if isinstance(requests, list) else []
-    return Inserted(
-        {place: inserted_document(request) for place, request in enumerate(listed) if isinstance(request, InsertOne)}
-    )
 
 
 def are_requests(requests: Any) -> bool:

@@ -37,6 +37,10 @@ class Write(Protocol):
     def is_foreign(self) -> bool:
         """Whether it was made with a session of the user's, whose transaction decides."""
 
+    @property
+    def outcome(self) -> Outcome:
+        """What became of it."""
+
     def view(self) -> WriteView:
         """Return what the user may see of it."""
 
@@ -56,6 +60,17 @@ class Record:
         ended: Whether the execution is over; a write in it is then refused.
     """
 
+    skipped = False
+    ended = False
+    tag: Mapping[str, Any] | None = None
+    longest_call = 0.0  # seconds
+    derived_ids: DerivedIds | None = None
+    transaction: Any = None  # the execution whose transaction its operations join
+    unknown_call: Any = None  # the last write call, if it ended UNKNOWN: an equal next one is its repetition
+    _effect = ""
+    _was_refused = False
+    _outer: Record | None = None
+
     def __init__(
         self,
         key: RecordKey | None,
@@ -65,29 +80,18 @@ class Record:
         name: str = "",
         execution: int = 1,
         losses: int | None = None,
-        clock: Callable[[], float] = _world.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.key = key
         self.name = name
         self.execution = execution
-        self.skipped = False
-        self.ended = False
         self.settings = settings
-        self.clock = clock
-        self.tag: Mapping[str, Any] | None = None
+        self.clock = clock or _world.monotonic
         if settings.tag and key is not None:
             self.tag = {"saferetry": {"record": key.hashed(), "execution": execution}}
-        self.longest_call = 0.0  # seconds
-        self.derived_ids: DerivedIds | None = None
-        self.transaction: Any = None  # the execution whose transaction its operations join
-        self.unknown_call: Any = None  # the last write call, if it ended UNKNOWN: an equal next one is its repetition
         self._budget = budget
         self._writes: list[Write] = []
-        self._effect = ""
         self._losses = LOSSES.count(key) if losses is None else losses  # of its partition, before its first execution
-        self._was_refused = False
-        self._thread = 0
-        self._outer: Record | None = None
         self._anchor = Anchor(self)
 
     @property
@@ -172,26 +176,26 @@ class Record:
         if self._effect:
             return self._effect
         for write in self._writes:
-            view = write.view()
-            if view.outcome.is_effect and not write.repeatable:
+            if write.outcome.is_effect and not write.repeatable:
+                view = write.view()
                 return f"{view.method} on {view.namespace} is {view.outcome.value}"
         return ""
 
     def unsettled(self) -> tuple[WriteView, ...]:
         """Return the writes that may or may not have been applied."""
-        ours = (write.view() for write in self._writes if not (write.repeatable or write.is_foreign))
-        return tuple(view for view in ours if view.outcome is Outcome.UNKNOWN)
+        if not (unknown := [write for write in self._writes if write.outcome is Outcome.UNKNOWN]):
+            return ()
+        return tuple(write.view() for write in unknown if not (write.repeatable or write.is_foreign))
 
     def enter(self) -> Record:
         """Make this record the current one."""
-        self._thread = threading.get_ident()
         outer = scope_here()
         if isinstance(outer, Record) and not outer.ended:
             self._outer = outer
             self.transaction = self.transaction or outer.transaction
             self._budget = self._budget.within(outer.budget)
         SCOPE.set(self._anchor)
-        OPEN_RECORDS.add(self._thread, self)
+        OPEN_RECORDS.add(self)
         return self
 
     def leave(self, exc: BaseException | None) -> None:
@@ -204,13 +208,13 @@ class Record:
         """
         self.ended = True
         self.unknown_call = None
-        OPEN_RECORDS.remove(self._thread, self)
+        OPEN_RECORDS.remove(self)
         if self._outer is not None and (effect := self.effect()):
             self._outer.note_effect(f"in an inner record, {effect}")
         current = scope_here()
-        if isinstance(current, Record) and self in current.lineage():
+        if current is self or (isinstance(current, Record) and self in current.lineage()):
             SCOPE.set(self._outer._anchor if self._outer is not None else None)
-        self._anchor.scope = Ended(self.label())
+        self._anchor.scope = Ended(self.name, self.key)
         if current is not self:
             raise ConfigurationError(
                 f"record {self.label()} ends where it is not the current one: it was entered in another task, thread or "
@@ -240,8 +244,13 @@ class Record:
 
     def label(self) -> str:
         """Return what names this record in messages."""
-        name = self.name or "without a name"
-        return f"{name} ({self.key.stream}/{self.key.partition}/{self.key.position})" if self.key else name
+        return label_of(self.name, self.key)
+
+
+def label_of(name: str, key: RecordKey | None) -> str:
+    """Return what names a record in messages."""
+    name = name or "without a name"
+    return f"{name} ({key.stream}/{key.partition}/{key.position})" if key else name
 
 
 class Ended:
@@ -251,12 +260,13 @@ class Ended:
     tag: Mapping[str, Any] | None = None
     transaction: Any = None
 
-    def __init__(self, label: str) -> None:
-        self._label = label
+    def __init__(self, name: str, key: RecordKey | None) -> None:
+        self._name = name
+        self._key = key
 
     def label(self) -> str:
         """Return what named the record in messages."""
-        return self._label
+        return label_of(self._name, self._key)
 
     def remaining(self) -> float:
         """Return 0: its time is over."""
@@ -271,7 +281,7 @@ class Ended:
         Raises:
             ConfigurationError: It comes after the record's end.
         """
-        raise ConfigurationError(f"the command {command_name} comes after the end of the record {self._label}")
+        raise ConfigurationError(f"the command {command_name} comes after the end of the record {self.label()}")
 
 
 class OpenRecords:
@@ -282,31 +292,23 @@ class OpenRecords:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._records: dict[int, set[Record]] = {}
-        if hasattr(os, "register_at_fork"):  # a child has none of the other threads, and may have got a locked lock
+        self._threads: dict[Record, int] = {}  # each use of it is one step, in which no other thread comes between
+        if hasattr(os, "register_at_fork"):  # a child has none of the other threads
             os.register_at_fork(after_in_child=self.start_anew)
 
     def start_anew(self) -> None:
         """Know of no record; those of the process that this one was forked from are not for this one to go on with."""
-        for records in self._records.values():
-            for inherited in records:
-                inherited.ended = True
-        self._lock = threading.Lock()
-        self._records = {}
+        for inherited in self._threads:
+            inherited.ended = True
+        self._threads = {}
 
-    def add(self, thread: int, record: Record) -> None:
-        """Take note of an open record."""
-        with self._lock:
-            self._records.setdefault(thread, set()).add(record)
+    def add(self, record: Record) -> None:
+        """Take note of a record that is opened in this thread."""
+        self._threads[record] = threading.get_ident()
 
-    def remove(self, thread: int, record: Record) -> None:
+    def remove(self, record: Record) -> None:
         """Forget a record that ended."""
-        with self._lock:
-            records = self._records.get(thread, set())
-            records.discard(record)
-            if not records:
-                self._records.pop(thread, None)
+        self._threads.pop(record, None)
 
     def of_partition(self, stream: str, partition: int, group: str) -> list[Record]:
         """Return the open records of a partition, and those inside them."""
@@ -314,15 +316,14 @@ class OpenRecords:
         def is_of_it(key: RecordKey | None) -> bool:
             return key is not None and (key.stream, key.partition, key.group) == (stream, partition, group)
 
-        with self._lock:
-            everything = [record for records in self._records.values() for record in records]
-        return [record for record in everything if any(is_of_it(around.key) for around in record.lineage())]
+        return [record for record in self._threads.copy() if any(is_of_it(around.key) for around in record.lineage())]
 
     def elsewhere(self) -> list[Record]:
         """Return the open records of other threads."""
+        if not self._threads:
+            return []
         here = threading.get_ident()
-        with self._lock:
-            return [record for thread, records in self._records.items() if thread != here for record in records]
+        return [record for record, thread in self._threads.copy().items() if thread != here]
 
 
 OPEN_RECORDS = OpenRecords()  # of the process: threads share nothing else

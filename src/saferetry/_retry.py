@@ -26,10 +26,10 @@ def write(call: WriteCall) -> Any:
     """
     try:
         for command in call.commands():
-            if ids := call.ids_to_look_for(command):
-                call.take_found(command, _look_for(call, ids))
-            if command.is_done:
-                continue
+            if command.must_look:
+                call.take_found(command, _look_for(call, command))
+                if command.is_done:
+                    continue
             attempts(partial(call.controls, command), _send, call, command)
     except BaseException as exc:
         for address in call.give_up(exc):
@@ -43,7 +43,8 @@ def _send(call: WriteCall, command: Command) -> None:
         command.result = command.part.invoke(call.target.owner)
 
 
-def _look_for(call: WriteCall, ids: list[Any]) -> list[Any]:
+def _look_for(call: WriteCall, command: Command) -> list[Any]:
+    ids = list(command.part.made_ids.values())
     find = unguarded(call.target.owner).find
     return find({"_id": {"$in": ids}}, {"_id": 1}, batch_size=len(ids)).to_list()  # type: ignore[no-any-return]
 
@@ -64,8 +65,7 @@ def join(call: JoinedCall) -> Any:
     with execution.lock:
         call.check()
         if execution.is_waiting:
-            with execution.beginning():
-                execution.begin(execution, call.client)
+            execution.begin(execution, call.client)
             call.check()
         if (lesson := call.lesson()) is not None:
             with call:
@@ -84,10 +84,10 @@ async def write_async(call: WriteCall) -> Any:
     """
     try:
         for command in call.commands():
-            if ids := call.ids_to_look_for(command):
-                call.take_found(command, await _look_for_async(call, ids))
-            if command.is_done:
-                continue
+            if command.must_look:
+                call.take_found(command, await _look_for_async(call, command))
+                if command.is_done:
+                    continue
             await attempts_async(partial(call.controls, command), _send_async, call, command)
     except BaseException as exc:
         for address in call.give_up(exc):
@@ -101,7 +101,8 @@ async def _send_async(call: WriteCall, command: Command) -> None:
         command.result = await command.part.invoke(call.target.owner)
 
 
-async def _look_for_async(call: WriteCall, ids: list[Any]) -> list[Any]:
+async def _look_for_async(call: WriteCall, command: Command) -> list[Any]:
+    ids = list(command.part.made_ids.values())
     find = unguarded(call.target.owner).find
     return await find({"_id": {"$in": ids}}, {"_id": 1}, batch_size=len(ids)).to_list()  # type: ignore[no-any-return]
 
@@ -122,8 +123,7 @@ async def join_async(call: JoinedCall) -> Any:
     async with execution.async_lock:
         call.check()
         if execution.is_waiting:
-            with execution.beginning():
-                await execution.begin(execution, call.client)
+            await execution.begin(execution, call.client)
             call.check()
         if (lesson := call.lesson()) is not None:
             with call:

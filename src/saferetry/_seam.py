@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextvars import Context, ContextVar, Token
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, Self
 
 import pymongo
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -62,11 +62,6 @@ OVER = "the execution that this task or thread belongs to is over: wait for it i
 # the driver's private parts
 
 
-def csot_is_on() -> bool:
-    """Whether ``timeoutMS`` or ``pymongo.timeout`` limits the current operation (0, "no limit", included)."""
-    return csot.get_timeout() is not None
-
-
 def csot_remaining() -> float:
     """Return the seconds left of ``pymongo.timeout``; infinite where none is in force."""
     remaining = csot.remaining()
@@ -77,11 +72,6 @@ def bound_session(client: Any) -> Any:
     """Return the session that the user bound with ``ClientSession.bind`` (driver 4.17 and newer), or None."""
     find = getattr(type(client), "_get_bound_session", None)
     return find(client) if find else None
-
-
-def is_encrypted(client: Any) -> bool:
-    """Whether the client encrypts by itself (``auto_encryption_opts``)."""
-    return getattr(client, "_encrypter", None) is not None
 
 
 def bulk_statements(collection: Any, requests: Sequence[Any], ordered: bool) -> list[tuple[int, Mapping[str, Any]]]:  # noqa: FBT001
@@ -152,38 +142,40 @@ def scope_here() -> Scope | None:
     return None if anchor is None else anchor.scope
 
 
-@dataclass
 class DriverCall:
     """Hold what a guarded method announces of one driver call, and what the session saw of it.
 
     As a context it announces the call to the sessions that the driver lends meanwhile.
     """
 
-    client: Any
-    is_write: bool = True
-    is_numberable: bool = False  # servers that keep a memory of writes take a transaction number with it
-    wants_number: bool = False  # without a transaction number it is not protected
-    was_numbered: bool = False  # it was sent with one before, and must not be sent without one
-    address: Address | None = None
-    statement_id: int = 0
-    lent: bool = False
-    done: bool = False
-    sends: int = 0
-    numbered: bool = True
-    mongos: bool = False
-    wire_version: int = 0
+    is_numberable = False  # servers that keep a memory of writes take a transaction number with it
+    wants_number = False  # without a transaction number it is not protected
+    was_numbered = False  # it was sent with one before, and must not be sent without one
+    statement_id = 0
+    lent = False
+    done = False
+    sends = 0
+    numbered = True
+    mongos = False
+    wire_version = 0
     _token: Token[DriverCall | None] | None = None
 
-    def __enter__(self) -> DriverCall:
+    def __init__(self, client: Any, *, is_write: bool = True, address: Address | None = None) -> None:
+        self.client = client
+        self.is_write = is_write
+        self.address = address
+
+    def __enter__(self) -> Self:
         """Announce the call."""
         self._token = _DRIVER_CALL.set(self)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, exc: BaseException | None = None, trace: object = None) -> bool | None:
         """End it; background tasks of the driver keep a copy of this context."""
         assert self._token is not None  # noqa: S101 - for the type checker
         self.done = True
         _DRIVER_CALL.reset(self._token)
+        return None
 
 
 _DRIVER_CALL: ContextVar[DriverCall | None] = ContextVar("saferetry_driver_call", default=None)
@@ -191,13 +183,13 @@ _DRIVER_CALL: ContextVar[DriverCall | None] = ContextVar("saferetry_driver_call"
 
 def in_driver_call() -> bool:
     """Whether a guarded method is just now calling the driver, so that what it calls in turn is not another call."""
-    return announced_call() is not None
+    call = _DRIVER_CALL.get()
+    return call is not None and not call.done
 
 
 def announced_call() -> DriverCall | None:
     """Return the driver call that a guarded method is making, or None."""
-    call = _DRIVER_CALL.get()
-    return call if call is not None and not call.done else None
+    return _DRIVER_CALL.get() if in_driver_call() else None
 
 
 # sessions
@@ -267,20 +259,25 @@ _GUARDED_SESSIONS: Mapping[type[Any], type[Any]] = {
 }
 
 
-def adopt_session(client: Any, session: Any) -> None:
-    """Make a session that the driver has just lent ours; a session of the user's (explicit or bound) is left alone."""
+def adopt_session(client: Any, session: Any) -> Any:
+    """Make a session that the driver has just lent ours; a session of the user's (explicit or bound) is left alone.
+
+    Returns:
+        The session; None where the driver lent none.
+    """
     guarded = _GUARDED_SESSIONS.get(type(session))
-    if guarded is None or not session._implicit:
-        return
+    if guarded is None or not session._implicit or client._saferetry_guard.settings.disabled:
+        return session
     session.__class__ = guarded
     call = _DRIVER_CALL.get()
     # Only the first session of a driver call is the command's: an event listener may use the client meanwhile.
     if call is None or call.done or call.lent or call.client is not client:
-        return
+        return session
     call.lent = True
     session._saferetry_call = call
     if call.address is not None:
         session._server_session = PinnedServerSession(call.address)
+    return session
 
 
 def raw_database(client: Any, name: str) -> Any:
@@ -294,6 +291,20 @@ def unguarded(collection: Any) -> Any:
     """Return the driver's own collection, reading from the primary."""
     raw = raw_database(collection.database.client, collection.database.name)
     return raw.get_collection(collection.name, codec_options=collection.codec_options, read_preference=ReadPreference.PRIMARY)
+
+
+def client_of(owner: Any) -> Any:
+    """Return the client of a collection, a database or a client."""
+    if isinstance(owner, (Collection, AsyncCollection)):
+        return owner.database.client
+    return owner.client if isinstance(owner, (Database, AsyncDatabase)) else owner
+
+
+def namespace_of(owner: Any) -> str:
+    """Return the name of a collection, a database or a client, for messages."""
+    if isinstance(owner, (Collection, AsyncCollection)):
+        return owner.full_name
+    return owner.name if isinstance(owner, (Database, AsyncDatabase)) else "the client"
 
 
 def is_async(client: Any) -> bool:
@@ -386,9 +397,9 @@ def _dress(session: Any, command: MutableMapping[str, Any], is_retryable: bool, 
     if name in _UNDRESSED:
         return
     call: DriverCall | None = session._saferetry_call
-    guard: Guard = guard_of(session._client)
-    if (scope := scope_here()) is not None and scope.ended:
-        scope = None
+    guard: Guard = session._client._saferetry_guard
+    anchor = SCOPE.get()
+    scope = None if anchor is None or anchor.scope.ended else anchor.scope
     announced = call is not None and call.is_write
     is_write = name not in READ_COMMANDS or (announced and name == "aggregate")
     is_write = is_write or (name == "aggregate" and call is None and writes(command.get("pipeline")))
@@ -453,7 +464,7 @@ def _number(session: Any, call: DriverCall, command: MutableMapping[str, Any], c
 
 
 def _limit(session: Any, guard: Guard, command: MutableMapping[str, Any], remaining: Callable[[], float] | None) -> None:
-    if csot_is_on():
+    if csot.get_timeout() is not None:  # timeoutMS or pymongo.timeout limits it (0, "no limit", included)
         return
     given = command.pop("maxTimeMS", None)
     if given is not None and given == session._saferetry_limit:
@@ -496,6 +507,7 @@ class Guard:
     marker_collections: dict[str, Any] = field(default_factory=dict)  # by namespace
     prepared_markers: set[str] = field(default_factory=set)
     objection: str = ""  # why writes of this client are refused inside records
+    is_encrypted: bool = False  # the client encrypts by itself (``auto_encryption_opts``)
     warned: set[str] = field(default_factory=set)
 
     def warn_once(self, cause: str, message: str) -> None:
@@ -527,10 +539,6 @@ class Guard:
         if self.settings.strict:
             raise UnprotectedWriteError(f"{message}; strict refuses it")
         self.warn_once("unnumbered", message)
-
-    def acquire(self, client: Any) -> Address:
-        """Return an address for a command."""
-        return self.pool.acquire(lambda: longest_idle(client))
 
     def discard(self, address: Address) -> None:
         """Throw an address away, and say so when there are many: each is a session the server keeps for 30 minutes."""
@@ -567,6 +575,7 @@ def install_guard(client: Any, settings: Settings) -> None:
     socket_timeout_ms = round(seconds * 1000) if seconds else None
     limits = Limits.of(socket_timeout_ms, settings.max_time_ms, settings.cursor_max_time_ms)
     guard = Guard(settings, limits, random.Random(settings.seed))  # noqa: S311 - jitter, no secret
+    guard.is_encrypted = getattr(client, "_encrypter", None) is not None
     has_own_limits = client.options.timeout is not None  # with timeoutMS the driver does not look at the socket timeout
     is_too_short = socket_timeout_ms is not None and socket_timeout_ms < SHORTEST_SOCKET_TIMEOUT_MS
     if is_too_short and not has_own_limits and not settings.disabled:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-import uuid
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -21,7 +20,7 @@ from saferetry._addresses import Address
 from saferetry._identity import RecordKey
 
 # All processes of all releases must agree on these.
-_NAMESPACE = uuid.UUID("6d2f0c52-6b0f-5a3c-9a55-1f5f6a0e7c11")
+_NAMESPACE = bytes.fromhex("6d2f0c526b0f5a3c9a551f5f6a0e7c11")
 _SCHEME = 1
 _POSITIONS = 256
 _HASHED = 65_536
@@ -36,10 +35,12 @@ def slot_of(key: RecordKey, name: str, marker_database: str) -> bytes:
     else:
         place = (key.stream, key.partition, key.position % _POSITIONS)
         identity = (_SCHEME, marker_database, name, key.group, key.epoch, *place)
-    return uuid.uuid5(_NAMESPACE, repr(identity)).bytes
+    hashed = bytearray(hashlib.sha1(_NAMESPACE + repr(identity).encode(), usedforsecurity=False).digest()[:16])
+    hashed[6], hashed[8] = hashed[6] & 0x0F | 0x50, hashed[8] & 0x3F | 0x80  # as uuid.uuid5 marks it
+    return bytes(hashed)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Slot:
     last_number: int = 0
     holders: list[Hashable] = field(default_factory=list)
@@ -67,8 +68,10 @@ class Slots:
         """Take a slot that is free or taken for the same key; another key has to wait."""
         known = self._known()
         with known.lock:
-            taken = known.slots.setdefault(slot, _Slot())
-            if any(holder != key for holder in taken.holders):
+            taken = known.slots.get(slot)
+            if taken is None:
+                taken = known.slots[slot] = _Slot()
+            elif taken.holders and taken.holders[0] != key:  # all of them have the same one
                 return False
             taken.holders.append(key)
             return True
@@ -90,7 +93,7 @@ class Slots:
         """
         known = self._known()
         with known.lock:
-            taken = known.slots.setdefault(slot, _Slot())  # it is there, but for a process forked meanwhile
+            taken = known.slots.get(slot) or known.slots.setdefault(slot, _Slot())  # a process forked meanwhile has none
             taken.last_number = max(int(now * 1_000_000), taken.last_number + 1, newer + 1)
             return Address({"id": Binary(slot, UUID_SUBTYPE)}, Int64(taken.last_number))
 

@@ -51,7 +51,7 @@ def handle(handling: TransactionHandling, fn: Callable[[], Any]) -> Any:
 
 
 def _execute(handling: TransactionHandling, fn: Callable[[], Any]) -> None:
-    with handling.opened(_begin) as execution:
+    with handling.opened(_begin_with_first_operation) as execution:
         error: BaseException | None = None
         try:
             if handling.rules.client is not None:
@@ -102,6 +102,12 @@ def _begin(handling: TransactionHandling, execution: Execution, client: Any) -> 
         else:
             execution.open(session)
             return
+
+
+def _begin_with_first_operation(handling: TransactionHandling, execution: Execution, client: Any) -> None:
+    """Begin where the handler names no client: the operation is not made where that fails."""
+    with execution.beginning():
+        _begin(handling, execution, client)
 
 
 def _prepare_markers(handling: TransactionHandling) -> None:
@@ -251,7 +257,8 @@ def _join_outer(handling: TransactionHandling, outer: Execution, fn: Callable[[]
     with outer.lock:
         if outer.is_waiting:
             with outer.beginning():
-                outer.begin(outer, handling.client_for_outer())
+                client = handling.client_for_outer()
+            outer.begin(outer, client)
         outer.check(outer.client if handling.rules.client is None else handling.rules.client)
         handling.bind(outer, outer.client)
         marker = handling.bound_marker()
@@ -288,7 +295,7 @@ async def handle_async(handling: TransactionHandling, fn: Callable[[], Awaitable
 
 
 async def _execute_async(handling: TransactionHandling, fn: Callable[[], Awaitable[Any]]) -> None:
-    with handling.opened(_begin_async) as execution:
+    with handling.opened(_begin_with_first_operation_async) as execution:
         error: BaseException | None = None
         try:
             if handling.rules.client is not None:
@@ -339,6 +346,12 @@ async def _begin_async(handling: TransactionHandling, execution: Execution, clie
         else:
             execution.open(session)
             return
+
+
+async def _begin_with_first_operation_async(handling: TransactionHandling, execution: Execution, client: Any) -> None:
+    """Begin where the handler names no client: the operation is not made where that fails."""
+    with execution.beginning():
+        await _begin_async(handling, execution, client)
 
 
 async def _prepare_markers_async(handling: TransactionHandling) -> None:
@@ -488,7 +501,8 @@ async def _join_outer_async(handling: TransactionHandling, outer: Execution, fn:
     async with outer.async_lock:
         if outer.is_waiting:
             with outer.beginning():
-                await outer.begin(outer, handling.client_for_outer())
+                client = handling.client_for_outer()
+            await outer.begin(outer, client)
         outer.check(outer.client if handling.rules.client is None else handling.rules.client)
         handling.bind(outer, outer.client)
         marker = handling.bound_marker()

@@ -18,15 +18,13 @@ from tenacity import RetryCallState
 
 from saferetry import _marker, _world
 from saferetry._addresses import Address
-from saferetry._budget import Budget
 from saferetry._decisions import tell
 from saferetry._execution import FENCED_CODES, Execution, Lesson, State, Verdict, is_transient
 from saferetry._handling import Failure, Handling, Rules
 from saferetry._marker import Marker
 from saferetry._outcomes import read
 from saferetry._policy import enough_time
-from saferetry._record import current_record
-from saferetry._seam import Guard, guard_of, is_encrypted
+from saferetry._seam import Guard, guard_of
 from saferetry._slots import slot_of
 from saferetry.errors import ConfigurationError, TakenOverError
 
@@ -77,7 +75,7 @@ class TransactionHandling(Handling):
         """
         handling = super().of(rules, args, kwargs)
         assert isinstance(handling, cls)  # noqa: S101 - for the type checker
-        handling.budget = Budget(LIFETIME).within(handling.budget)
+        handling.budget = handling.budget.at_most(LIFETIME)
         if handling.key is not None and not handling.key.group and not rules.is_named:
             raise ConfigurationError(
                 'handler: guarantee "transaction" needs a group (kafka_key, RecordKey(group=...), SAFERETRY_GROUP) or name=, '
@@ -132,8 +130,7 @@ class TransactionHandling(Handling):
 
     def outer_execution(self) -> Execution | None:
         """Return the transaction of a record around this one, which this one joins."""
-        outer = current_record()
-        return outer.transaction if outer is not None else None
+        return self.outer.transaction if self.outer is not None else None
 
     def client_for_outer(self) -> Any:
         """Return the client with which a record around this one begins its transaction.
@@ -174,7 +171,7 @@ class TransactionHandling(Handling):
         """
         self.check_held()
         guard = self.guard = guard_of(client)
-        if is_encrypted(client):
+        if guard.is_encrypted:
             raise ConfigurationError(
                 f'the handler {self.rules.name}: guarantee "transaction" is not supported on a client with '
                 "auto_encryption_opts: encrypt explicitly (ClientEncryption)"
@@ -189,9 +186,8 @@ class TransactionHandling(Handling):
                 f"the records of {self.rules.name} have no digest, so that another record with the same key (a topic made "
                 "anew, offsets rewound) is taken for done: use kafka_key, RecordKey(digest=...) or digest=",
             )
-        label = self.record.label() if self.record is not None else self.rules.name
         self.client = execution.client = client
-        self.marker = _marker.marker_of(client, self.key, self.rules.name, digest=digest, label=label)
+        self.marker = _marker.marker_of(client, self.key, self.rules.name, digest=digest)
         self._slot = slot_of(self.key, self.rules.name, self.marker.database)
         return self.marker
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 class World:
     """Be the real one."""
 
-    monotonic = staticmethod(time.monotonic)  # asked several times a call: without a function of ours in between
+    monotonic = staticmethod(time.monotonic)
 
     def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -29,21 +29,20 @@ class World:
 
 # Of the process, and not of a context: what a test replaces holds in the threads and tasks that it starts, too.
 _WORLDS = [World()]
+monotonic = World.monotonic  # seconds that only grow; asked several times a call, hence no function of ours in between
 
 
 @contextmanager
 def replaced(world: World) -> Iterator[None]:
     """Let another one hold, in every thread, until the end of the block."""
+    global monotonic  # noqa: PLW0603 - see there
     _WORLDS.append(world)
+    monotonic = world.monotonic
     try:
         yield
     finally:
         _WORLDS.remove(world)
-
-
-def monotonic() -> float:
-    """Return seconds that only grow."""
-    return _WORLDS[-1].monotonic()
+        monotonic = _WORLDS[-1].monotonic
 
 
 def sleep(seconds: float) -> None:

@@ -19,7 +19,7 @@ from saferetry._collections import wrap
 from saferetry._decisions import Decided, What
 from saferetry._faults import Faults
 from saferetry._identity import RecordKey
-from saferetry._outcomes import WriteView
+from saferetry._outcomes import Outcome, WriteView
 from saferetry._record import Record
 from saferetry._seam import guarded_client
 from saferetry._settings import Settings
@@ -149,6 +149,10 @@ class _Written:
     _view: WriteView
     repeatable: bool = False
     is_foreign: bool = False
+
+    @property
+    def outcome(self) -> Outcome:
+        return self._view.outcome
 
     def view(self) -> WriteView:
         return self._view

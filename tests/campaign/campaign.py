@@ -217,7 +217,7 @@ class Campaign:
             "name": "campaign",
         }
         markers = self._database["saferetry_records"]
-        its_own = {"_id": identity, "digest": hashlib.sha256(plan.owner.encode()).digest()}
+        its_own = {"_id": identity, "digest": hashlib.blake2b(plan.owner.encode(), digest_size=32).digest()}
         return patiently(lambda: markers.count_documents(its_own))
 
     def _judge_sends(self, plan: Plan, delivery: Delivery, told: list[Told], observed: Observed) -> list[str]:

@@ -21,9 +21,9 @@ from saferetry import (
     _call,
     _execution,
     _marker,
-    _methods,
     _outcomes,
     _parts,
+    _plans,
     _policy,
     _record,
     _retry,
@@ -113,7 +113,7 @@ def _one_driver_call() -> list[Patch]:
             )
         ]
 
-    return [mock.patch.object(_methods, "cut_bulk", uncut)]
+    return [mock.patch.object(_plans, "cut_bulk", uncut)]
 
 
 def _multi_among_others() -> list[Patch]:
@@ -122,17 +122,17 @@ def _multi_among_others() -> list[Patch]:
 
 def _no_address() -> list[Patch]:
     """Let each driver call have a session and a number of the driver's."""
-    return [mock.patch.object(_seam.Guard, "acquire", return_value=None)]
+    return [mock.patch.object(_addresses.AddressPool, "acquire", return_value=None)]
 
 
 def _new_address_each_time() -> list[Patch]:
-    begin = _call.WriteCall._begin
+    sending = _call.WriteCall.sending
 
-    def begin_anew(self: Any, command: Any) -> Any:
+    def sending_anew(self: Any, command: Any) -> Any:
         command.address = None
-        return begin(self, command)
+        return sending(self, command)
 
-    return [mock.patch.object(_call.WriteCall, "_begin", begin_anew)]
+    return [mock.patch.object(_call.WriteCall, "sending", sending_anew)]
 
 
 def _same_number() -> list[Patch]:

@@ -26,7 +26,6 @@ from saferetry._parts import (
     LARGEST_DOCUMENT,
     MOST_BYTES,
     MOST_STATEMENTS,
-    Inserted,
     Part,
     are_documents,
     are_requests,
@@ -34,11 +33,9 @@ from saferetry._parts import (
     empty_result,
     has_multi,
     insert_many_result,
-    inserted_by_requests,
     merge,
-    plain_requests,
-    without_made_id,
 )
+from saferetry._plans import Inserted, documents_of, plain_requests, without_made_id
 from saferetry._seam import bulk_statements
 
 Request = InsertOne[Any] | UpdateOne | UpdateMany | ReplaceOne[Any] | DeleteOne | DeleteMany
@@ -73,7 +70,7 @@ def cut(requests: Sequence[Request], *, ordered: bool = True, sent: Sent | None 
         if sent is not None:
             sent.append((list(chosen), given_options))
 
-    inserted = inserted_by_requests(list(requests))
+    inserted = Inserted(documents_of(list(requests)))
     inserted.make_ids({})
     return cut_bulk(bulk_write, COLLECTION, requests, {"ordered": ordered, **options}, made_ids=inserted.made_ids)
 
@@ -332,7 +329,7 @@ def test_the_made_id_is_taken_out_for_comparing_and_no_other() -> None:
 @given(requests_drawn)
 def test_a_bulk_made_again_from_the_same_values_compares_equal(requests: list[Request]) -> None:
     before = plain_requests(copy.deepcopy(requests), {})
-    inserted = inserted_by_requests(requests)
+    inserted = Inserted(documents_of(requests))
     inserted.make_ids({})
     assert plain_requests(requests, inserted.made_ids) == before
 

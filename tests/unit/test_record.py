@@ -47,7 +47,7 @@ def nothing_left_open() -> Iterator[None]:
     assert current_record() is None
     yield
     assert current_record() is None
-    assert OPEN_RECORDS._records == {}
+    assert OPEN_RECORDS._threads == {}
 
 
 # --- scope -----------------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_an_inner_record_that_was_not_closed_is_named_and_does_not_stay() -> Non
     with pytest.raises(ConfigurationError, match=r"record consumer \(outer/0/None\) ends where it is not the current one"):
         outer.__exit__(None, None, None)
     assert current_record() is None
-    OPEN_RECORDS.remove(threading.get_ident(), inner)  # which nobody will close any more
+    OPEN_RECORDS.remove(inner)  # which nobody will close any more
 
 
 def test_a_record_that_ends_in_another_context_is_named() -> None:
@@ -494,7 +494,7 @@ def test_a_record_made_here_and_entered_in_another_thread_is_open_there() -> Non
 
 def test_forgetting_a_record_that_is_not_known_does_no_harm() -> None:
     records = OpenRecords()
-    records.remove(1, made())
+    records.remove(made())
     assert records.elsewhere() == []
 
 
@@ -504,9 +504,9 @@ def test_knowing_of_many_threads_at_once() -> None:
 
     def work(number: int) -> None:
         for _ in range(50):
-            records.add(1_000 + number, all_records[number])
-            assert all_records[number] in records.elsewhere()
-            records.remove(1_000 + number, all_records[number])
+            records.add(all_records[number])
+            assert all_records[number] not in records.elsewhere()  # it is of this thread
+            records.remove(all_records[number])
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(50)))

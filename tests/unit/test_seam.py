@@ -41,12 +41,11 @@ from saferetry._seam import (
     bound_session,
     cancel,
     cancel_async,
-    csot_is_on,
     csot_remaining,
     guard_of,
     in_driver_call,
     inserted_document,
-    is_encrypted,
+    longest_idle,
     request_values,
 )
 from saferetry.errors import ConfigurationError, DriverMismatchError, UnprotectedWriteError
@@ -364,15 +363,12 @@ def test_a_connection_tells_what_it_leads_to(connection: Any) -> None:
 
 
 def test_csot_tells_whether_a_timeout_is_in_force() -> None:
-    assert not csot_is_on()
     assert csot_remaining() == float("inf")
     with pymongo.timeout(5):
-        assert csot_is_on()
         assert 4 < csot_remaining() <= 5
     with pymongo.timeout(0):  # "no limit" is a limit of the user's, too
-        assert csot_is_on()
         assert csot_remaining() == float("inf")
-    assert not csot_is_on()
+    assert csot_remaining() == float("inf")
 
 
 @needs_bound_sessions
@@ -391,9 +387,8 @@ async def test_a_bound_session_is_found(raw: Any) -> None:
 
 async def test_a_client_has_a_place_for_its_encrypter(raw: Any) -> None:
     assert vars(raw)["_encrypter"] is None
-    assert not is_encrypted(raw)
     raw._encrypter = object()
-    assert is_encrypted(raw)
+    assert guard_of(wrap(raw)).is_encrypted
     raw._encrypter = None
 
 
@@ -496,7 +491,10 @@ def test_a_driver_call_ends_with_an_error() -> None:
 
 
 def lend(client: Any, **announced: Any) -> tuple[DriverCall, Any]:
-    call = DriverCall(client, **announced)
+    call = DriverCall(client)
+    for name, value in announced.items():
+        assert hasattr(call, name)
+        setattr(call, name, value)
     with call:
         return call, client._ensure_session()
 
@@ -721,22 +719,22 @@ async def test_disabled_sessions_are_the_drivers_own(make: Any) -> None:
 # --- guards ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("minutes", "longest_idle"), [(30, 900.0), (1, 30.0), (None, LONGEST_IDLE), (0, LONGEST_IDLE)])
-def test_idle_sessions_live_half_as_long_as_the_server_remembers(minutes: int | None, longest_idle: float) -> None:
+@pytest.mark.parametrize(("minutes", "seconds"), [(30, 900.0), (1, 30.0), (None, LONGEST_IDLE), (0, LONGEST_IDLE)])
+def test_idle_sessions_live_half_as_long_as_the_server_remembers(minutes: int | None, seconds: float) -> None:
     class Client:
         class topology_description:  # noqa: N801 - the driver's attribute
             logical_session_timeout_minutes = minutes
 
     now = 0.0
     guard = Guard(Settings(), Limits.of(None, None, None), rng=guard_rng(), pool=AddressPool(lambda: now))
-    first = guard.acquire(Client)
+    first = guard.pool.acquire(longest_idle, Client)
     guard.pool.release(first)
-    now = longest_idle
-    second = guard.acquire(Client)
+    now = seconds
+    second = guard.pool.acquire(longest_idle, Client)
     assert second.session_id == first.session_id
     guard.pool.release(second)
-    now = 2 * longest_idle + 0.1
-    assert guard.acquire(Client).session_id != first.session_id
+    now = 2 * seconds + 0.1
+    assert guard.pool.acquire(longest_idle, Client).session_id != first.session_id
 
 
 def guard_rng() -> Any:
