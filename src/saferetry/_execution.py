@@ -16,6 +16,7 @@ from typing import Any
 from pymongo.errors import DuplicateKeyError, PyMongoError
 
 from saferetry._identity import without_moments
+from saferetry._losses import LOSSES
 from saferetry._outcomes import Outcome, Signal, WriteView, read
 from saferetry._plans import Plan
 from saferetry._record import Record
@@ -311,7 +312,8 @@ class JoinedCall:
             ConfigurationError, BaseException: As ``Execution.check``.
             PartitionLostError: The record's partition was taken away.
         """
-        self.record.check_held()
+        if LOSSES.counts:
+            self.record.check_held()
         self.execution.check(self.client)
 
     def invoke(self) -> Any:
@@ -334,7 +336,7 @@ class JoinedCall:
 
     def lesson(self) -> Lesson | None:
         """Return the duplicate that was caught at an equal statement before."""
-        if not (self._is_write and self.execution.lessons):
+        if not self._is_write:
             return None
         method, fingerprint = (self.method, self.namespace), self._fingerprint()
         for lesson in self.execution.lessons:

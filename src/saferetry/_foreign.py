@@ -18,7 +18,8 @@ import wrapt
 from pymongo.synchronous.mongo_client import MongoClient
 
 from saferetry import _retry
-from saferetry._call import Target, Terms, WriteCall
+from saferetry._call import WriteCall
+from saferetry._command import Target, Terms
 from saferetry._execution import Execution, JoinedCall
 from saferetry._methods import GUARDED, Kind, Method
 from saferetry._parts import has_multi

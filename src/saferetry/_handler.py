@@ -137,7 +137,7 @@ def handler(
 
             async def run_async(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001 - wrapt's signature
                 kind, handling_type = parts()
-                handling = handling_type.of(rules, _without_class(decorated, args), kwargs)
+                handling = handling_type(rules, _without_class(decorated, args), kwargs)
                 return await kind.handle_async(handling, lambda: wrapped(*args, **kwargs))
 
             decorated: Any = wrapt.FunctionWrapper(function, run_async)
@@ -146,7 +146,7 @@ def handler(
 
         def run(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001 - wrapt's signature
             kind, handling_type = parts()
-            handling = handling_type.of(rules, _without_class(decorated, args), kwargs)
+            handling = handling_type(rules, _without_class(decorated, args), kwargs)
             return kind.handle(handling, lambda: wrapped(*args, **kwargs))
 
         decorated = wrapt.FunctionWrapper(function, run)

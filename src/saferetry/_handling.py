@@ -90,33 +90,35 @@ class Rules:
         return guard_of(self.client).settings if self.client is not None else Settings.from_env()
 
 
-@dataclass
 class Handling:
-    """Be the handling of one record: its executions, one after another."""
+    """Be the handling of one record: its executions, one after another.
 
-    rules: Rules
-    settings: Settings
-    key: RecordKey | None
-    argument: Any
-    budget: Budget
+    Args:
+        rules: Those of the handler.
+        args: Of its call, without ``self``.
+        kwargs: The same.
+
+    Attributes:
+        argument: The first one.
+        outer: The record in which it is made.
+    """
+
     record: Record | None = None
-    executions: int = 0
-    longest: float = 0.0  # seconds
+    executions = 0
+    longest = 0.0  # seconds
     reason: Reason = "failed"
-    losses: int = 0  # of its partition, before it began
-    outer: Record | None = None  # the record in which it is made
 
-    @classmethod
-    def of(cls, rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handling:
-        """Return the handling of a call; the argument is the first one after self."""
-        settings = rules.settings
-        argument = args[0] if args else next(iter(kwargs.values()), None)
-        key = _key_of(rules.key, argument)
+    def __init__(self, rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.rules = rules
+        self.settings = settings = rules.settings
+        self.argument = args[0] if args else next(iter(kwargs.values()), None)
+        key = _key_of(rules.key, self.argument)
         if key is not None and (settings.group or settings.epoch):
             key = replace(key, group=key.group or settings.group, epoch=key.epoch or settings.epoch)
-        outer = current_record()
-        budget = _budget_of(rules, settings, argument, outer)
-        return cls(rules, settings, key, argument, budget, losses=LOSSES.count(key), outer=outer)
+        self.key = key
+        self.losses = LOSSES.count(key)  # of its partition, before it began
+        self.outer = current_record()
+        self.budget = _budget_of(rules, settings, self.argument, self.outer)
 
     @property
     def most_executions(self) -> int:

@@ -12,7 +12,8 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.collection import Collection
 
 from saferetry._arguments import Parameters
-from saferetry._call import Target, Terms, WriteCall
+from saferetry._call import WriteCall
+from saferetry._command import Target, Terms
 from saferetry._decisions import tell
 from saferetry._execution import JoinedCall
 from saferetry._limits import READ_COMMANDS, writes

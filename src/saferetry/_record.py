@@ -222,7 +222,7 @@ class Record:
             ) from exc
         if exc is None and self._was_refused:
             raise self._loss()
-        if exc is None and (open_writes := self.unsettled()):
+        if exc is None and self.transaction is None and (open_writes := self.unsettled()):  # else the transaction decides
             self._report(open_writes)
 
     def lineage(self) -> Iterator[Record]:

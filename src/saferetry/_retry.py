@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any
 
 from saferetry._attempts import attempts, attempts_async
-from saferetry._call import Command, WriteCall
-from saferetry._execution import JoinedCall
+from saferetry._call import WriteCall
+from saferetry._command import Command
+from saferetry._execution import JoinedCall, State
 from saferetry._read import ReadCall
 from saferetry._seam import CANCEL_SECONDS, cancel, cancel_async, unguarded
 
@@ -64,10 +65,10 @@ def join(call: JoinedCall) -> Any:
     execution = call.execution
     with execution.lock:
         call.check()
-        if execution.is_waiting:
+        if execution.state is State.WAITING:
             execution.begin(execution, call.client)
             call.check()
-        if (lesson := call.lesson()) is not None:
+        if execution.lessons and (lesson := call.lesson()) is not None:
             with call:
                 is_there = call.look_up() is not None
             if is_there:
@@ -122,10 +123,10 @@ async def join_async(call: JoinedCall) -> Any:
     execution = call.execution
     async with execution.async_lock:
         call.check()
-        if execution.is_waiting:
+        if execution.state is State.WAITING:
             await execution.begin(execution, call.client)
             call.check()
-        if (lesson := call.lesson()) is not None:
+        if execution.lessons and (lesson := call.lesson()) is not None:
             with call:
                 is_there = await call.look_up() is not None
             if is_there:

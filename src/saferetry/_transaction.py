@@ -107,6 +107,7 @@ def _begin(handling: TransactionHandling, execution: Execution, client: Any) -> 
 def _begin_with_first_operation(handling: TransactionHandling, execution: Execution, client: Any) -> None:
     """Begin where the handler names no client: the operation is not made where that fails."""
     with execution.beginning():
+        handling.check_held()
         _begin(handling, execution, client)
 
 
@@ -351,6 +352,7 @@ async def _begin_async(handling: TransactionHandling, execution: Execution, clie
 async def _begin_with_first_operation_async(handling: TransactionHandling, execution: Execution, client: Any) -> None:
     """Begin where the handler names no client: the operation is not made where that fails."""
     with execution.beginning():
+        handling.check_held()
         await _begin_async(handling, execution, client)
 
 

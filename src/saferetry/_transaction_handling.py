@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -44,44 +43,39 @@ _TIMED_OUT, _NO_TRANSACTIONS = 50, 20
 _NEWER_NUMBER = re.compile(r"newer[^{}]*?\{?[^{}]*?txnNumber(?:AndRetryCounter \{ txnNumber)?:? (\d+)")
 
 
-@dataclass
 class TransactionHandling(Handling):
-    """Be the handling of one record: its executions, one after another, until one commits or another had."""
+    """Be the handling of one record: its executions, one after another, until one commits or another had.
 
-    lessons: list[Lesson] = field(default_factory=list)
-    in_order: set[tuple[str, str]] = field(default_factory=set)
+    Raises:
+        ConfigurationError: Neither a group nor a name of the user's makes the key unique among services.
+    """
+
+    guard: Guard  # of its client, once that is known
     client: Any = None
-    guard: Guard = field(init=False, repr=False)  # its guard
     marker: Marker | None = None
     result: Any = None
-    is_done_before: bool = False
+    is_done_before = False
     stored_result: Any = None
-    verdict: Verdict = Verdict.FINAL
+    verdict = Verdict.FINAL
     last_code: int | None = None
-    is_marker_held: bool = False  # another execution has inserted the same marker and not committed yet
-    is_asked_by_user: bool = False
-    is_commit_unknown: bool = False
-    fenced: int = 0
-    _slot: bytes = b""
-    _slot_is_taken: bool = False
-    _asks_until: float = 0.0
+    is_marker_held = False  # another execution has inserted the same marker and not committed yet
+    is_asked_by_user = False
+    is_commit_unknown = False
+    fenced = 0
+    _slot = b""
+    _slot_is_taken = False
+    _asks_until = 0.0
 
-    @classmethod
-    def of(cls, rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TransactionHandling:
-        """Return the handling of a call.
-
-        Raises:
-            ConfigurationError: Neither a group nor a name of the user's makes the key unique among services.
-        """
-        handling = super().of(rules, args, kwargs)
-        assert isinstance(handling, cls)  # noqa: S101 - for the type checker
-        handling.budget = handling.budget.at_most(LIFETIME)
-        if handling.key is not None and not handling.key.group and not rules.is_named:
+    def __init__(self, rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__(rules, args, kwargs)
+        self.budget = self.budget.at_most(LIFETIME)
+        self.lessons: list[Lesson] = []
+        self.in_order: set[tuple[str, str]] = set()
+        if self.key is not None and not self.key.group and not rules.is_named:
             raise ConfigurationError(
                 'handler: guarantee "transaction" needs a group (kafka_key, RecordKey(group=...), SAFERETRY_GROUP) or name=, '
                 "so that two services never answer for each other"
             )
-        return handling
 
     # executions
 
@@ -167,9 +161,7 @@ class TransactionHandling(Handling):
 
         Raises:
             ConfigurationError: No marker can be made, or (strict) the record has no digest.
-            PartitionLostError: The record's partition was taken away before this execution.
         """
-        self.check_held()
         guard = self.guard = guard_of(client)
         if guard.is_encrypted:
             raise ConfigurationError(
@@ -202,10 +194,10 @@ class TransactionHandling(Handling):
 
     def must_prepare_markers(self) -> bool:
         """Whether the marker's index is still to be looked for; never while other records run, which its making would fail."""
-        marker, guard = self.bound_marker(), self.guard
-        if marker.namespace in guard.prepared_markers or guard.slots.in_use():
+        namespace, guard = self.bound_marker().namespace, self.guard
+        if namespace in guard.prepared_markers or guard.slots.in_use():
             return False
-        guard.prepared_markers.add(marker.namespace)
+        guard.prepared_markers.add(namespace)
         return True
 
     def lacks_index(self, indexes: Mapping[str, Any]) -> bool:
