@@ -25,6 +25,15 @@ def attempts(controls: Controls, fn: Callable[..., Any], *args: Any) -> Any:
         return fn(*args)
     except BaseException as exc:  # noqa: BLE001 - the rules are asked
         failed = [exc]
+    return more_attempts(failed, controls, fn, *args)
+
+
+def more_attempts(failed: list[BaseException], controls: Controls, fn: Callable[..., Any], *args: Any) -> Any:
+    """Return the same after a first attempt, whose only error is taken out of the list.
+
+    Raises:
+        BaseException: What the last attempt raised.
+    """
 
     def next_attempt() -> Any:
         if failed:
@@ -44,6 +53,17 @@ async def attempts_async(controls: Controls, fn: Callable[..., Awaitable[Any]], 
         return await fn(*args)
     except BaseException as exc:  # noqa: BLE001 - the rules are asked
         failed = [exc]
+    return await more_attempts_async(failed, controls, fn, *args)
+
+
+async def more_attempts_async(
+    failed: list[BaseException], controls: Controls, fn: Callable[..., Awaitable[Any]], *args: Any
+) -> Any:
+    """Return the same after a first attempt, whose only error is taken out of the list.
+
+    Raises:
+        BaseException: What the last attempt raised.
+    """
 
     async def next_attempt() -> Any:
         if failed:

@@ -17,6 +17,7 @@ from tenacity import RetryCallState, retry_if_exception
 from saferetry._addresses import Address
 from saferetry._command import Command, Target, Terms
 from saferetry._decisions import tell
+from saferetry._losses import LOSSES
 from saferetry._outcomes import SUCCESS, Facts, Outcome, Reading, Signal, WriteView, read, settle
 from saferetry._parts import Part, empty_result, merge
 from saferetry._plans import Plan
@@ -50,9 +51,9 @@ class Sending(DriverCall):
 
     is_write = True
 
-    def __init__(self, client: Any, write_call: WriteCall, command: Command) -> None:
-        self.client = client
-        self.address = command.address
+    def __init__(self, write_call: WriteCall, address: Address | None, command: Command | None = None) -> None:
+        self.client = write_call.target.client
+        self.address = address
         self._write_call = write_call
         self._command = command
         self.started = write_call.record.clock()
@@ -62,12 +63,14 @@ class Sending(DriverCall):
         super().__exit__()
         write_call, command = self._write_call, self._command
         del self._write_call, self._command  # a connection of asyncio's keeps the context that it was opened in
-        return write_call.take(command, self, exc)
+        return write_call.take_first(self, exc) if command is None else write_call.take(command, self, exc)
 
 
 class WriteCall:
     """Be one write call; its commands run one after another."""
 
+    is_fresh = True  # it is one command, of which nothing is known yet
+    _made: list[Command] | None = None
     _waits: tuple[float, ...] = ()
     _decision = "final"
     _error_code: int | None = None
@@ -83,14 +86,19 @@ class WriteCall:
         self.method = method
         self.terms = terms
         self.repeatable = is_repeatable()
-        self._plan = plan
-        first, *others = plan.cut()
-        self._commands = [Command(first, 0)]
-        if others:
-            self._commands += [Command(part, place) for place, part in enumerate(others, 1)]
+        self.plan = plan
+        if not plan.is_one_command:
+            self._made = self._commands  # wrong arguments show before anything is taken note of
         record.add(self)
         if terms.foreign:
             record.note_effect(f"{method} on {target.namespace} was made with a session of the user's")
+
+    @property
+    def _commands(self) -> list[Command]:
+        if self._made is None:
+            self.is_fresh = False
+            self._made = [Command(part, place) for place, part in enumerate(self.plan.cut())]
+        return self._made
 
     @property
     def _subject(self) -> str:
@@ -106,8 +114,8 @@ class WriteCall:
         if self._last is not None:
             _, calls, sends = self._last
         else:
-            calls = sum(command.calls for command in self._commands)
-            sends = sum(command.sends for command in self._commands)
+            calls = sum(command.calls for command in self._made or ())
+            sends = sum(command.sends for command in self._made or ())
         return WriteView(self.method, self.target.namespace, self.outcome, calls, sends, self._error_code)
 
     def orphan(self) -> tuple[Any, Address] | None:
@@ -120,9 +128,9 @@ class WriteCall:
         """What became of it."""
         if self._last is not None:
             return self._last[0]
-        if len(self._commands) == 1:
-            return self._commands[0].outcome
-        outcomes = {command.outcome for command in self._commands}
+        if self._made is None:
+            return Outcome.NOT_SENT
+        outcomes = {command.outcome for command in self._made}
         graver_first = (Outcome.UNKNOWN, Outcome.UNVERIFIABLE, Outcome.APPLIED, Outcome.NOT_APPLIED)
         return next((outcome for outcome in graver_first if outcome in outcomes), Outcome.NOT_SENT)
 
@@ -132,11 +140,9 @@ class WriteCall:
         """Yield the commands still to be done, those that a reply makes necessary included."""
         for command in self._commands:  # grows meanwhile
             if not command.is_done:
-                self._decision, command.decision = "final", Decision.FINAL
                 yield command
-                if len(self._commands) > 1:
-                    self._give_back_address_of(command)
-            if self._plan.ordered and command.is_done and len(self._commands) > 1 and command.bulk_result()["writeErrors"]:
+                self._give_back_address_of(command)
+            if self.plan.ordered and command.is_done and len(self._commands) > 1 and command.bulk_result()["writeErrors"]:
                 return
 
     def controls(self, command: Command) -> dict[str, Any]:
@@ -160,15 +166,43 @@ class WriteCall:
         self._waits += (state.upcoming_sleep,)
         tell("resent", self._subject, wait=state.upcoming_sleep)
 
+    def first_sending(self) -> Sending:
+        """Return the first driver call for a call of one command, of which little is kept where it succeeds.
+
+        As a context; an error that is an answer does not leave.
+        """
+        if LOSSES.counts:
+            self.record.check_held()
+        terms, target = self.terms, self.target
+        if terms.acknowledged and not terms.foreign:
+            self._at_work = target.guard.pool.acquire(longest_idle, target.client)
+        call = Sending(self, self._at_work)
+        if not self.plan.multi:
+            call.is_numberable, call.wants_number = True, not self.repeatable
+        return call
+
+    def take_first(self, call: Sending, exc: BaseException | None) -> bool:
+        """Take in how the first driver call ended; whether the call is done."""
+        if exc is not None or not self.terms.acknowledged:
+            (command,) = self._commands
+            command.calls, command.address = 1, call.address
+            return self.take(command, call, exc)
+        self._at_work = None
+        self.record.longest_call = max(self.record.longest_call, self.record.clock() - call.started)
+        self._last = Outcome.APPLIED, 1, 1 if self.terms.foreign else call.sends  # the first of the rules
+        if call.address is not None:
+            self.target.guard.pool.release(call.address)
+        del self.plan
+        return True
+
     def sending(self, command: Command) -> Sending:
         """Return one driver call for a command, as a context; an error that is an answer does not leave."""
         command.decision = Decision.FINAL
         self.record.check_held()
-        guard, client = self.target.guard, self.target.client
         command.calls += 1
         if command.address is None and self.terms.acknowledged and not self.terms.foreign:
-            command.address = guard.pool.acquire(longest_idle, client)
-        call = Sending(client, self, command)
+            command.address = self.target.guard.pool.acquire(longest_idle, self.target.client)
+        call = Sending(self, command.address, command)
         self._at_work = command.address
         call.statement_id = command.statement_id
         if not command.part.multi:
@@ -182,9 +216,6 @@ class WriteCall:
         self.record.longest_call = max(self.record.longest_call, self.record.clock() - call.started)
         if exc is not None:
             self._take_error(command, call, exc)
-        elif self.terms.acknowledged:  # the first of the rules, without a look at all of them
-            self._take(command, call, Outcome.APPLIED)
-            command.is_done = True
         else:
             self._take(command, call, settle(self._facts(command, call, SUCCESS)))
             command.is_done = True
@@ -219,7 +250,7 @@ class WriteCall:
         command.sends += call.sends if seen or signal is Signal.SELECTION else 1
 
     def _take_error(self, command: Command, call: DriverCall, exc: BaseException) -> None:
-        may_be_there = command.unsettled + call.sends > 1 or self._plan.inserted.are_derived
+        may_be_there = command.unsettled + call.sends > 1 or self.plan.inserted.are_derived
         own = may_be_there and _is_own_duplicate(command.part, exc)
         reading = read(exc)
         self._error_code = reading.code
@@ -235,7 +266,7 @@ class WriteCall:
         )  # fmt: skip
         if own and command.outcome is Outcome.APPLIED:
             command.is_done = True
-            command.result = self._plan.recovered()
+            command.result = self.plan.recovered()
         elif isinstance(exc, BulkWriteError) and command.decision is Decision.FINAL:
             command.error = exc
             command.is_done = True
@@ -252,7 +283,7 @@ class WriteCall:
         mended["nInserted"] += len(own)
         command.mended = mended
         next_place = own[-1]["index"] + 1
-        if self._plan.ordered and next_place < command.part.statements:
+        if self.plan.ordered and next_place < command.part.statements:
             self._add_rest(command, next_place)
         return True
 
@@ -260,7 +291,7 @@ class WriteCall:
         """Do the statements that an ordered insert did not come to; some may be there already."""
         rest = command.piece(range(start, command.part.statements))  # at an address of its own
         rest.must_look = True
-        if self._plan.inserted.are_derived:
+        if self.plan.inserted.are_derived:
             rest.unsettled = 0
         else:
             rest.numbered = False
@@ -287,7 +318,7 @@ class WriteCall:
         part = command.part
         if not (part.is_insert and part.statements > 1 and command.numbered):
             return
-        if self._plan.ordered or call.wire_version >= KEEPS_WRITE_ERRORS:
+        if self.plan.ordered or call.wire_version >= KEEPS_WRITE_ERRORS:
             return
         known = command.bulk_result()
         if part.statements in (known["nInserted"], len(known["writeErrors"])):
@@ -308,22 +339,22 @@ class WriteCall:
         """Return the method's result, or raise the error that is the server's answer."""
         self._settle_addresses()
         try:
-            first = self._commands[0]
-            if len(self._commands) == 1 and first.mended is None and first.error is None:
-                return self._plan.conclude(first.result)
-            return self._conclude(first)
+            return self._conclude()
         finally:
             self._forget()
 
-    def _conclude(self, first: Command) -> Any:
+    def _conclude(self) -> Any:
+        first = self._commands[0]
         try:
-            if len(self._commands) == 1 and first.mended is None and first.error is not None:
+            if len(self._commands) > 1 or first.mended is not None:
+                done = [(command.part, command.bulk_result()) for command in self._commands if command.is_done]
+                return self.plan.conclude(merge(done))
+            if first.error is not None:
                 raise first.error
-            merged = merge([(command.part, command.bulk_result()) for command in self._commands if command.is_done])
         except BulkWriteError as exc:
             self._report(exc)
             raise
-        return self._plan.conclude(merged)
+        return self.plan.conclude(first.result)
 
     def give_up(self, exc: BaseException) -> list[Address]:
         """Note on an error that leaves what it means, and return the addresses to be cancelled on the server."""
@@ -338,7 +369,7 @@ class WriteCall:
         unknown = self._settle_addresses()
         done = [command.is_done for command in self._commands]
         if not self.terms.foreign and (self.outcome is Outcome.UNKNOWN or (any(done) and not all(done))):
-            self._fingerprint = self._plan.fingerprint(self._plan.inserted.made_ids)
+            self._fingerprint = self.plan.fingerprint(self.plan.inserted.made_ids)
             self.record.unknown_call = self
         else:
             self._forget()
@@ -346,14 +377,10 @@ class WriteCall:
 
     def _forget(self) -> None:
         """Keep what may be asked for later alone: a record may write a lot."""
-        if len(self._commands) == 1:
-            only = self._commands[0]
-            self._last = only.outcome, only.calls, only.sends
-        else:
-            view = self.view()
-            self._last = view.outcome, view.calls, view.sends
+        view = self.view()
+        self._last = view.outcome, view.calls, view.sends
         self._commands.clear()
-        del self._plan
+        del self.plan
 
     def _report(self, exc: BaseException) -> None:
         view = self.view()
@@ -375,11 +402,6 @@ class WriteCall:
     def _settle_addresses(self) -> list[Address]:
         """Give addresses back, and return those whose command is not settled: only its repetition may use them again."""
         guard = self.target.guard
-        if len(self._commands) == 1 and (only := self._commands[0]).outcome is not Outcome.UNKNOWN:
-            if only.address is not None and only.address not in self._discarded:
-                guard.pool.release(only.address)
-            only.address = None
-            return []
         if not (owned := {command.address for command in self._commands if command.address is not None}):
             return []
         unknown = {address for address in owned if self._is_open(address)}
@@ -417,7 +439,7 @@ class WriteCall:
             return False
         if target.client is not self.target.client and target.client != self.target.client:
             return False
-        return plan.fingerprint(self._plan.inserted.made_ids) == self._fingerprint
+        return plan.fingerprint(self.plan.inserted.made_ids) == self._fingerprint
 
     def resume(self, target: Target, plan: Plan) -> None:
         """Go on as the repetition that the user asked for: the same addresses, the same ``_id``.
@@ -434,11 +456,12 @@ class WriteCall:
                 writes=self.record.writes,
                 reason="outcome unknown",
             ) from self._last_error
-        plan.inserted.make_ids(self._plan.inserted.made_ids)
+        plan.inserted.make_ids(self.plan.inserted.made_ids)
         parts = plan.cut()
         for command in self._commands:
             command.take_part_of(parts)
-        self.target, self._plan = target, plan
+            command.decision = Decision.FINAL
+        self.target, self.plan, self._decision = target, plan, "final"
         self.record.unknown_call = None
 
 

@@ -269,6 +269,8 @@ def _key_of(key: KeyOf | None, argument: Any) -> RecordKey | None:
             f"handler: key= was to be made from {'None' if argument is None else 'a list'}: call the handler with one record"
         )
     made = key(argument)
+    if isinstance(made, RecordKey):
+        return made
     if made is None or isinstance(made, list):
         raise ConfigurationError(
             f"handler: the key callable returned {'None' if made is None else 'a list'}; it must return a RecordKey, a text or "

@@ -21,7 +21,7 @@ from saferetry._parts import has_multi
 from saferetry._plans import BulkPlan, InsertManyPlan, InsertOnePlan, Plan
 from saferetry._read import ReadCall
 from saferetry._record import OPEN_RECORDS, Record, is_repeatable
-from saferetry._seam import SCOPE, Guard, bound_session, client_of, guard_of, in_driver_call, namespace_of, runs_in
+from saferetry._seam import Guard, Scope, bound_session, client_of, guard_of, in_driver_call, namespace_of, runs_in, scope_here
 from saferetry.errors import ConfigurationError, UnprotectedWriteError
 
 
@@ -148,9 +148,11 @@ class Method:
         except TypeError:
             return None  # the driver says what is wrong
         is_read = self._reads(arguments) if self._depends else self._is_read
-        record = _current(guard, self.name, is_read=is_read)
-        if record is None:
+        scope = scope_here()
+        if scope is None or scope.ended or not isinstance(scope, Record):
+            _look_outside(guard, self.name, scope, is_read=is_read)
             return None
+        record = scope
         if record.transaction is not None and self.kind is not Kind.METADATA:
             return self._join(record, owner, client, arguments, is_read=is_read)
         if self.kind is Kind.CURSOR:
@@ -161,7 +163,8 @@ class Method:
             return None if foreign else ReadCall(record, client, guard, invoke, lambda: self._subject(owner))
         target = Target(owner, client, guard)
         terms = _terms(self._is_numbered, _is_acknowledged(owner, arguments), foreign)
-        self._check(target, terms, arguments)
+        if guard.is_particular or self.kind is Kind.REFUSED or not terms.acknowledged:
+            self._check(target, terms, arguments)
         return self._call(record, target, arguments, terms)
 
     def _join(self, record: Record, owner: Any, client: Any, arguments: dict[str, Any], *, is_read: bool) -> JoinedCall:
@@ -217,8 +220,6 @@ class Method:
                 f"{self.name} on a client with auto_encryption_opts is not supported inside a record: "
                 "encrypt explicitly (ClientEncryption), or write outside the record"
             )
-        if terms.acknowledged and not target.guard.settings.strict:
-            return
         reason = self._why_unprotected(terms, arguments)
         if reason and target.guard.settings.strict and not is_repeatable():
             tell("refused", self._subject(target.owner), reason)
@@ -279,29 +280,26 @@ def _listed(value: Any) -> Any:
     return list(value) or iter(())  # the driver tells an empty list from an iterator without an item
 
 
-def _current(guard: Guard, name: str, *, is_read: bool) -> Record | None:
-    """Return the record that a call belongs to, or None outside any.
+def _look_outside(guard: Guard, name: str, scope: Scope | None, *, is_read: bool) -> None:
+    """Look at a call outside any open record.
 
     Raises:
         ConfigurationError: A write in a record that has ended.
         UnprotectedWriteError: Under strict, a write outside any record.
     """
-    anchor = SCOPE.get()
-    scope = None if anchor is None else anchor.scope
-    record = scope if isinstance(scope, Record) and not scope.ended else None
     if is_read:
-        return record
+        return
     if scope is not None and scope.ended:
         raise ConfigurationError(
             f"{name} was called in the record {scope.label()}, which has ended: a thread or task outlived its handler; "
             "wait for it inside the handler (a process forked inside it needs a record of its own)"
         )
-    if record is None and guard.settings.strict:
+    if guard.settings.strict:
         raise UnprotectedWriteError(
             f"{name} was called outside any record, which strict refuses: decorate the handler with saferetry.handler, use "
             "'with record(...)', or bind a thread's function with propagate()"
         )
-    if record is None and (others := OPEN_RECORDS.elsewhere()):
+    if others := OPEN_RECORDS.elsewhere():
         for other in others:
             other.note_effect(f"meanwhile {name} was called in a thread outside the record")
         guard.warn_once(
@@ -309,7 +307,6 @@ def _current(guard: Guard, name: str, *, is_read: bool) -> Record | None:
             f"{name} was called in a thread outside any record while a record was open in another: it is not protected, and "
             "that record's handler will not be executed again; bind the thread's function with propagate()",
         )
-    return record
 
 
 def _session_of(client: Any, arguments: Mapping[str, Any]) -> Any:

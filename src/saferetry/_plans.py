@@ -79,9 +79,11 @@ class Plan:
     Attributes:
         inserted: The documents it inserts.
         ordered: It stops at the first statement that fails.
+        is_one_command: Whatever its arguments.
     """
 
     ordered = True
+    is_one_command = True
     inserted = NOTHING
     positions: Sequence[int] = (0,)  # of its only command
 
@@ -97,6 +99,10 @@ class Plan:
     def cut(self) -> Sequence[Part]:
         """Return its commands, in order; asked once the inserted documents have their ``_id``."""
         return [Part(self.method.parameters.calling(self.arguments), self.positions, self.multi, self.inserted.made_ids)]
+
+    def invoke(self) -> Any:
+        """Make the driver call for the whole of it."""
+        return self.method.parameters.call(self.owner, self.arguments)
 
     def invoke_in(self, session: Any) -> Any:
         """Make the driver call in the transaction of a session."""
@@ -163,6 +169,8 @@ class InsertOnePlan(Plan):
 
 class BulkPlan(Plan):
     """Be a call of ``bulk_write``; where its arguments are wrong it is left whole, and the driver says so."""
+
+    is_one_command = False
 
     def __init__(self, method: DriverMethod, owner: Any, arguments: dict[str, Any], **how: bool) -> None:
         super().__init__(method, owner, arguments, **how)

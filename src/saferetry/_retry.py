@@ -11,7 +11,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any
 
-from saferetry._attempts import attempts, attempts_async
+from saferetry._attempts import attempts, attempts_async, more_attempts, more_attempts_async
 from saferetry._call import WriteCall
 from saferetry._command import Command
 from saferetry._execution import JoinedCall, State
@@ -25,13 +25,24 @@ def write(call: WriteCall) -> Any:
     Raises:
         Exception: The driver's own last error, unchanged but for a note and ``exc.saferetry``.
     """
+    failed: list[BaseException] = []
     try:
+        if call.is_fresh:
+            try:
+                with call.first_sending():
+                    return call.plan.invoke()
+            except BaseException as exc:  # noqa: BLE001 - it is judged below
+                failed.append(exc)
         for command in call.commands():
             if command.must_look:
                 call.take_found(command, _look_for(call, command))
                 if command.is_done:
                     continue
-            attempts(partial(call.controls, command), _send, call, command)
+            rules = partial(call.controls, command)
+            if failed:
+                more_attempts(failed, rules, _send, call, command)
+            else:
+                attempts(rules, _send, call, command)
     except BaseException as exc:
         for address in call.give_up(exc):
             cancel(call.target.client, address)
@@ -83,13 +94,24 @@ async def write_async(call: WriteCall) -> Any:
     Raises:
         Exception: The driver's own last error, unchanged but for a note and ``exc.saferetry``.
     """
+    failed: list[BaseException] = []
     try:
+        if call.is_fresh:
+            try:
+                with call.first_sending():
+                    return await call.plan.invoke()
+            except BaseException as exc:  # noqa: BLE001 - it is judged below
+                failed.append(exc)
         for command in call.commands():
             if command.must_look:
                 call.take_found(command, await _look_for_async(call, command))
                 if command.is_done:
                     continue
-            await attempts_async(partial(call.controls, command), _send_async, call, command)
+            rules = partial(call.controls, command)
+            if failed:
+                await more_attempts_async(failed, rules, _send_async, call, command)
+            else:
+                await attempts_async(rules, _send_async, call, command)
     except BaseException as exc:
         for address in call.give_up(exc):
             await _shielded(cancel_async, call.target.client, address)

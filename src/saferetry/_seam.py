@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import random
@@ -509,6 +510,11 @@ class Guard:
     objection: str = ""  # why writes of this client are refused inside records
     is_encrypted: bool = False  # the client encrypts by itself (``auto_encryption_opts``)
     warned: set[str] = field(default_factory=set)
+
+    @functools.cached_property
+    def is_particular(self) -> bool:
+        """Whether there is something to refuse of this client's writes in records."""
+        return bool(self.objection or self.is_encrypted or self.settings.strict)
 
     def warn_once(self, cause: str, message: str) -> None:
         """Log a warning, once for each cause."""

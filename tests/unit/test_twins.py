@@ -89,6 +89,7 @@ def shape(node: ast.AST) -> str:
 
 TWINS = [
     (_attempts, "attempts", "attempts_async"),
+    (_attempts, "more_attempts", "more_attempts_async"),
     (_retry, "write", "write_async"),
     (_retry, "_send", "_send_async"),
     (_retry, "read", "read_async"),
