@@ -61,12 +61,10 @@ class Failures:
     def __init__(self, admin: pymongo.MongoClient[dict[str, Any]]) -> None:
         self.admin = admin
         self.lock = threading.Lock()
-        self.fired = 0
         self._before = self._ended()
 
     def start(self, app_name: str, fault: Fault) -> None:
-        """Let the next commands of the clients with this appName fail."""
-        self.stop()
+        """Let the next commands of the clients with this appName fail, once what failed before was counted."""
         data: dict[str, Any] = {"appName": app_name, "failCommands": _FAILING}
         match fault.kind:
             case "server closes":
@@ -77,11 +75,10 @@ class Failures:
                 data |= {"errorCode": fault.code, **({"errorLabels": list(fault.labels)} if fault.labels else {})}
         self.admin.admin.command("configureFailPoint", "failCommand", mode={"times": fault.times}, data=data)
 
-    def stop(self) -> None:
-        """End it, and count how often it fired."""
-        count = self._ended()
-        self.fired += count - self._before
-        self._before = count
+    def stop(self) -> int:
+        """End it, and return how often it fired since it was last ended."""
+        before, self._before = self._before, self._ended()
+        return self._before - before
 
     def _ended(self) -> int:
         """Switch it off, and return how often it fired since the server was started."""
@@ -144,7 +141,7 @@ class _Running:
     seen: int = 0
     late_until: float = 0.0
     observed: Observed = field(default_factory=Counter)
-    armed: list[tuple[Fault, str]] = field(default_factory=list)
+    armed: tuple[Fault, str] | None = None  # the error that the server is told to make, and the method where it began
 
 
 class Script:
@@ -174,7 +171,7 @@ class Script:
             yield
             return
         with self._failures.lock:
-            self._failures.fired = 0
+            self._failures.stop()
             yield
 
     def begin(self, owner: str, faults: Sequence[Fault], actors: Actors) -> None:
@@ -191,13 +188,18 @@ class Script:
             if not here:
                 del self._running[owner.encode()]
         if any(KINDS[fault.kind].is_error for fault in running.faults):
-            self._failures.stop()
-            for fault, where in running.armed[:1]:
-                running.observed[fault.kind, where] += self._failures.fired
+            self._stop_failures(running)
         if self._hold.release():
             running.observed[GIVEN_UP, running.actors.where()] += 1
         time.sleep(max(0.0, running.late_until - time.monotonic()))
         return running.observed
+
+    def _stop_failures(self, running: _Running) -> None:
+        """End the error that the server is told to make, and count how often it took place."""
+        fired = self._failures.stop()
+        if running.armed is not None:
+            fault, where = running.armed
+            running.observed[fault.kind, where] += fired
 
     def __call__(self, command: str, frame: bytes) -> Strike | None:
         """Return what befalls a command."""
@@ -248,7 +250,8 @@ class Script:
                 case "disconnected":
                     self._disconnect()
                 case "server error" | "server closes" | "write concern error":
-                    running.armed.append((fault, where))
+                    self._stop_failures(running)
+                    running.armed = fault, where
                     self._failures.start(running.app_name, fault)
                 case "task cancelled":
                     running.actors.cancel()
