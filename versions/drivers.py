@@ -31,7 +31,17 @@ def python(version: str, folder: Path) -> Path:
     if not stamp.exists() or stamp.stat().st_mtime < wanted.stat().st_mtime:
         output_of([_find(version), "-m", "venv", "--clear", venv])
         output_of([made, *_PIP, "install", "--upgrade", "pip"])
-        output_of([made, *_PIP, "install", "--editable", f"{ROOT}[kafka,lab]", "--group", f"{wanted}:dev"])
+        output_of(
+            [
+                made,
+                *_PIP,
+                "install",
+                "--editable",
+                f"{ROOT}[kafka,aiokafka,kafka-python,faststream,lab]",
+                "--group",
+                f"{wanted}:dev",
+            ]
+        )
         stamp.touch()
     return made
 
