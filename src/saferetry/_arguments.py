@@ -23,7 +23,7 @@ class Parameters:
         self.names = tuple(parameter.name for parameter in others)
         self._known = frozenset(self.names)
         self._required = frozenset(parameter.name for parameter in others if parameter.default is Parameter.empty)
-        self._has_no_stars = all(parameter.kind is Parameter.POSITIONAL_OR_KEYWORD for parameter in others)
+        self.has_no_stars = all(parameter.kind is Parameter.POSITIONAL_OR_KEYWORD for parameter in others)
 
     def bind(self, owner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments by name, those of ``**kwargs`` and ``*args`` under the names of these.
@@ -31,7 +31,7 @@ class Parameters:
         Raises:
             TypeError: They do not fit.
         """
-        if self._has_no_stars and len(args) <= len(self.names):
+        if self.has_no_stars and len(args) <= len(self.names):
             arguments = dict(zip(self.names, args, strict=False))
             if not kwargs and len(args) >= len(self._required):
                 return arguments
@@ -45,14 +45,14 @@ class Parameters:
 
     def call(self, owner: Any, arguments: Mapping[str, Any]) -> Any:
         """Call the method."""
-        if self._has_no_stars:
+        if self.has_no_stars:
             return self._method(owner, **arguments)
         bound = inspect.BoundArguments(self._signature, {self._owner.name: owner, **arguments})
         return self._method(*bound.args, **bound.kwargs)
 
     def calling(self, arguments: Mapping[str, Any]) -> Callable[[Any], Any]:
         """Return what calls the method, given its owner."""
-        if self._has_no_stars:
+        if self.has_no_stars:
             return functools.partial(self._method, **arguments)
         return lambda owner: self.call(owner, arguments)
 

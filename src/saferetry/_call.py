@@ -22,7 +22,7 @@ from saferetry._outcomes import SUCCESS, Facts, Outcome, Reading, Signal, WriteV
 from saferetry._parts import Part, empty_result, merge
 from saferetry._plans import Plan
 from saferetry._policy import Decision, FullJitter, decide, enough_time
-from saferetry._record import Record, is_repeatable
+from saferetry._record import REPEATABLE, Record, is_repeatable
 from saferetry._seam import KEEPS_WRITE_ERRORS, DriverCall, csot_remaining, longest_idle
 from saferetry.errors import RetryRefusedError
 
@@ -85,7 +85,7 @@ class WriteCall:
         self.target = target
         self.method = method
         self.terms = terms
-        self.repeatable = is_repeatable()
+        self.repeatable = REPEATABLE.get()
         self.plan = plan
         if not plan.is_one_command:
             self._made = self._commands  # wrong arguments show before anything is taken note of

@@ -21,7 +21,7 @@ from saferetry._parts import has_multi
 from saferetry._plans import BulkPlan, InsertManyPlan, InsertOnePlan, Plan
 from saferetry._read import ReadCall
 from saferetry._record import OPEN_RECORDS, Record, is_repeatable
-from saferetry._seam import Guard, Scope, bound_session, client_of, guard_of, in_driver_call, namespace_of, runs_in, scope_here
+from saferetry._seam import DRIVER_CALL, SCOPE, Guard, Scope, client_of, guard_of, namespace_of, runs_in, session_of
 from saferetry.errors import ConfigurationError, UnprotectedWriteError
 
 
@@ -141,23 +141,28 @@ class Method:
         """
         client = owner.database.client if self._is_of_collection else client_of(owner)
         guard: Guard = client._saferetry_guard
-        if guard.settings.disabled or in_driver_call():
+        announced = DRIVER_CALL.get()
+        if guard.settings.disabled or (announced is not None and not announced.done):
+            return None  # the driver, or a guarded method itself, calls it
+        anchor = SCOPE.get()
+        scope = None if anchor is None else anchor.scope
+        record = scope if isinstance(scope, Record) and not scope.ended else None
+        if record is None and not self._depends:
+            _look_outside(guard, self.name, scope, is_read=self._is_read)
             return None
         try:
             arguments = self.parameters.bind(owner, args, kwargs)
         except TypeError:
             return None  # the driver says what is wrong
         is_read = self._reads(arguments) if self._depends else self._is_read
-        scope = scope_here()
-        if scope is None or scope.ended or not isinstance(scope, Record):
+        if record is None:
             _look_outside(guard, self.name, scope, is_read=is_read)
             return None
-        record = scope
         if record.transaction is not None and self.kind is not Kind.METADATA:
             return self._join(record, owner, client, arguments, is_read=is_read)
         if self.kind is Kind.CURSOR:
             return None  # the driver's own retry of its first command stands
-        foreign = _session_of(client, arguments) is not None
+        foreign = session_of(client, arguments) is not None
         if is_read:
             invoke = functools.partial(self.original, owner, *args, **kwargs)
             return None if foreign else ReadCall(record, client, guard, invoke, lambda: self._subject(owner))
@@ -185,7 +190,7 @@ class Method:
         reason = ""
         if self.kind in (Kind.DDL, Kind.COMMAND, Kind.REFUSED, Kind.APART) or (self.kind is Kind.PIPELINE and not is_read):
             reason = "MongoDB does not run it in a transaction"
-        elif (session := _session_of(client, arguments)) is not None and not runs_in(session, record.transaction):
+        elif (session := session_of(client, arguments)) is not None and not runs_in(session, record.transaction):
             reason = "it has a session of its own"
         elif not is_read and not _is_acknowledged(owner, arguments):
             reason = "write concern 0 asks nobody whether it was applied"
@@ -307,14 +312,6 @@ def _look_outside(guard: Guard, name: str, scope: Scope | None, *, is_read: bool
             f"{name} was called in a thread outside any record while a record was open in another: it is not protected, and "
             "that record's handler will not be executed again; bind the thread's function with propagate()",
         )
-
-
-def _session_of(client: Any, arguments: Mapping[str, Any]) -> Any:
-    """Return the session that the user gave (some methods take it among ``**kwargs``) or bound, or None."""
-    given = arguments.get("session")
-    if given is None and "kwargs" in arguments:
-        given = arguments["kwargs"].get("session")
-    return given if given is not None else bound_session(client)
 
 
 def _is_acknowledged(owner: Any, arguments: Mapping[str, Any]) -> bool:

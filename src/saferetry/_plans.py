@@ -22,12 +22,14 @@ class DriverMethod(Protocol):
 
     Attributes:
         name: Its name.
+        original: It itself.
         parameters: Its parameters.
         bulk_write: The driver's own, of the same class, where it has one.
         find_one: The same.
     """
 
     name: str
+    original: Any
     parameters: Parameters
     bulk_write: Any
     find_one: Any
@@ -102,6 +104,8 @@ class Plan:
 
     def invoke(self) -> Any:
         """Make the driver call for the whole of it."""
+        if self.method.parameters.has_no_stars:  # most; without a function of ours in between
+            return self.method.original(self.owner, **self.arguments)
         return self.method.parameters.call(self.owner, self.arguments)
 
     def invoke_in(self, session: Any) -> Any:

@@ -385,7 +385,7 @@ class record:  # noqa: N801 - used as a function
         self.__exit__(kind, exc, trace)
 
 
-_REPEATABLE: ContextVar[bool] = ContextVar("saferetry_repeatable", default=False)
+REPEATABLE: ContextVar[bool] = ContextVar("saferetry_repeatable", default=False)
 
 
 @contextmanager
@@ -398,16 +398,16 @@ def repeatable() -> Iterator[None]:
         >>> with repeatable():
         ...     pass
     """
-    token = _REPEATABLE.set(True)
+    token = REPEATABLE.set(True)
     try:
         yield
     finally:
-        _REPEATABLE.reset(token)
+        REPEATABLE.reset(token)
 
 
 def is_repeatable() -> bool:
     """Whether the user said so with ``repeatable()``."""
-    return _REPEATABLE.get()
+    return REPEATABLE.get()
 
 
 def propagate(fn: Callable[P, R]) -> Callable[P, R]:
@@ -422,16 +422,16 @@ def propagate(fn: Callable[P, R]) -> Callable[P, R]:
         ...     list(pool.map(propagate(abs), [-1, 2]))
         [1, 2]
     """
-    scope, is_declared = SCOPE.get(), _REPEATABLE.get()
+    scope, is_declared = SCOPE.get(), REPEATABLE.get()
 
     @contextmanager
     def bound() -> Iterator[None]:
-        tokens = SCOPE.set(scope), _REPEATABLE.set(is_declared)
+        tokens = SCOPE.set(scope), REPEATABLE.set(is_declared)
         try:
             yield
         finally:
             SCOPE.reset(tokens[0])
-            _REPEATABLE.reset(tokens[1])
+            REPEATABLE.reset(tokens[1])
 
     if inspect.iscoroutinefunction(fn):
 

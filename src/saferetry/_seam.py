@@ -71,6 +71,16 @@ def csot_remaining() -> float:
 
 def bound_session(client: Any) -> Any:
     """Return the session that the user bound with ``ClientSession.bind`` (driver 4.17 and newer), or None."""
+    return session_of(client, {})
+
+
+def session_of(client: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return the session that the user gave (some methods take it among ``**kwargs``) or bound, or None."""
+    given = arguments.get("session")
+    if given is None and "kwargs" in arguments:
+        given = arguments["kwargs"].get("session")
+    if given is not None:
+        return given
     find = getattr(type(client), "_get_bound_session", None)
     return find(client) if find else None
 
@@ -168,29 +178,29 @@ class DriverCall:
 
     def __enter__(self) -> Self:
         """Announce the call."""
-        self._token = _DRIVER_CALL.set(self)
+        self._token = DRIVER_CALL.set(self)
         return self
 
     def __exit__(self, kind: object = None, exc: BaseException | None = None, trace: object = None) -> bool | None:
         """End it; background tasks of the driver keep a copy of this context."""
         assert self._token is not None  # noqa: S101 - for the type checker
         self.done = True
-        _DRIVER_CALL.reset(self._token)
+        DRIVER_CALL.reset(self._token)
         return None
 
 
-_DRIVER_CALL: ContextVar[DriverCall | None] = ContextVar("saferetry_driver_call", default=None)
+DRIVER_CALL: ContextVar[DriverCall | None] = ContextVar("saferetry_driver_call", default=None)
 
 
 def in_driver_call() -> bool:
     """Whether a guarded method is just now calling the driver, so that what it calls in turn is not another call."""
-    call = _DRIVER_CALL.get()
+    call = DRIVER_CALL.get()
     return call is not None and not call.done
 
 
 def announced_call() -> DriverCall | None:
     """Return the driver call that a guarded method is making, or None."""
-    return _DRIVER_CALL.get() if in_driver_call() else None
+    return DRIVER_CALL.get() if in_driver_call() else None
 
 
 # sessions
@@ -270,7 +280,7 @@ def adopt_session(client: Any, session: Any) -> Any:
     if guarded is None or not session._implicit or client._saferetry_guard.settings.disabled:
         return session
     session.__class__ = guarded
-    call = _DRIVER_CALL.get()
+    call = DRIVER_CALL.get()
     # Only the first session of a driver call is the command's: an event listener may use the client meanwhile.
     if call is None or call.done or call.lent or call.client is not client:
         return session

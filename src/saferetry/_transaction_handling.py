@@ -20,6 +20,7 @@ from saferetry._addresses import Address
 from saferetry._decisions import tell
 from saferetry._execution import FENCED_CODES, Execution, Lesson, State, Verdict, is_transient
 from saferetry._handling import Failure, Handling, Rules
+from saferetry._losses import LOSSES
 from saferetry._marker import Marker
 from saferetry._outcomes import read
 from saferetry._policy import enough_time
@@ -110,7 +111,8 @@ class TransactionHandling(Handling):
         started = _world.monotonic()
         record.enter()
         try:
-            record.check_held()
+            if LOSSES.counts:
+                record.check_held()
             yield execution
         except BaseException as exc:
             record.leave(exc)
@@ -189,7 +191,7 @@ class TransactionHandling(Handling):
         Raises:
             PartitionLostError: It was; nothing is committed.
         """
-        if self.record is not None:
+        if LOSSES.counts and self.record is not None:
             self.record.check_held()
 
     def must_prepare_markers(self) -> bool:

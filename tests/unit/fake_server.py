@@ -102,7 +102,7 @@ class FakeServer:
         acknowledged = options.get("acknowledged", True) and options.get("session") is None
         self.driver_calls += 1
         self.seen.append((method, argument))
-        call = _seam._DRIVER_CALL.get() if acknowledged else None
+        call = _seam.DRIVER_CALL.get() if acknowledged else None
         error: Exception | None = None
         for _ in range(2 if numbered else 1):
             fault = self.faults.pop(0) if self.faults else "ok"
