@@ -25,6 +25,7 @@ from tests.support import (
     wait_until_idle,
 )
 from tests.support.driving import OPTIONS, Api, ProxyFactory, RawClient, done, quick
+from tests.support.older import PATIENCE
 
 Collection = Any
 Hold = Callable[[RawClient, str], AbstractContextManager[Callable[[], None]]]
@@ -56,7 +57,7 @@ def name() -> str:
 async def client(mongod: Mongod, log: CommandLog, name: str) -> AsyncIterator[pymongo.AsyncMongoClient[dict[str, Any]]]:
     """A guarded async client."""
     async with AsyncMongoClient[dict[str, Any]](
-        mongod.uri, saferetry=quick(), event_listeners=[log], appName=name, **OPTIONS
+        mongod.uri, saferetry=quick(), event_listeners=[log], appName=name, **{**OPTIONS, **PATIENCE}
     ) as guarded:
         yield guarded
 
