@@ -57,7 +57,7 @@ def name() -> str:
 async def client(mongod: Mongod, log: CommandLog, name: str) -> AsyncIterator[pymongo.AsyncMongoClient[dict[str, Any]]]:
     """A guarded async client."""
     async with AsyncMongoClient[dict[str, Any]](
-        mongod.uri, saferetry=quick(), event_listeners=[log], appName=name, **{**OPTIONS, **PATIENCE}
+        mongod.uri, saferetry=quick(max_time_ms=3_333), event_listeners=[log], appName=name, **{**OPTIONS, **PATIENCE}
     ) as guarded:
         yield guarded
 
