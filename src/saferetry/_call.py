@@ -51,26 +51,31 @@ class Sending(DriverCall):
 
     is_write = True
 
-    def __init__(self, write_call: WriteCall, address: Address | None, command: Command | None = None) -> None:
+    def __init__(self, write_call: WriteCall, address: Address | None, command: Command | None = None, *, multi: bool) -> None:
         self.client = write_call.target.client
-        self.address = address
+        self.address = write_call.at_work = address
+        if not multi:
+            self.is_numberable, self.wants_number = True, not write_call.repeatable
         self._write_call = write_call
         self._command = command
-        self.started = write_call.record.clock()
+        self._started = write_call.record.clock()
 
     def __exit__(self, kind: object = None, exc: BaseException | None = None, trace: object = None) -> bool:
         """End it; an error that is an answer does not leave."""
         super().__exit__()
         write_call, command = self._write_call, self._command
         del self._write_call, self._command  # a connection of asyncio's keeps the context that it was opened in
+        write_call.at_work = None
+        record = write_call.record
+        record.longest_call = max(record.longest_call, record.clock() - self._started)
         return write_call.take_first(self, exc) if command is None else write_call.take(command, self, exc)
 
 
 class WriteCall:
     """Be one write call; its commands run one after another."""
 
-    is_fresh = True  # it is one command, of which nothing is known yet
-    _made: list[Command] | None = None
+    made: list[Command] | None = None  # None: it is one command, of which nothing is known yet
+    at_work: Address | None = None  # of the command that the server may be at work on just now
     _waits: tuple[float, ...] = ()
     _decision = "final"
     _error_code: int | None = None
@@ -78,7 +83,6 @@ class WriteCall:
     _fingerprint: bytes | None = None
     _last: tuple[Outcome, int, int] | None = None  # outcome, driver calls and sends, once it is over
     _discarded: frozenset[Address] = frozenset()
-    _at_work: Address | None = None
 
     def __init__(self, record: Record, target: Target, method: str, plan: Plan, terms: Terms) -> None:
         self.record = record
@@ -88,17 +92,18 @@ class WriteCall:
         self.repeatable = REPEATABLE.get()
         self.plan = plan
         if not plan.is_one_command:
-            self._made = self._commands  # wrong arguments show before anything is taken note of
+            self._cut()  # wrong arguments show before anything is taken note of
         record.add(self)
         if terms.foreign:
             record.note_effect(f"{method} on {target.namespace} was made with a session of the user's")
 
     @property
     def _commands(self) -> list[Command]:
-        if self._made is None:
-            self.is_fresh = False
-            self._made = [Command(part, place) for place, part in enumerate(self.plan.cut())]
-        return self._made
+        return self._cut() if self.made is None else self.made
+
+    def _cut(self) -> list[Command]:
+        self.made = [Command(part, place) for place, part in enumerate(self.plan.cut())]
+        return self.made
 
     @property
     def _subject(self) -> str:
@@ -114,13 +119,13 @@ class WriteCall:
         if self._last is not None:
             _, calls, sends = self._last
         else:
-            calls = sum(command.calls for command in self._made or ())
-            sends = sum(command.sends for command in self._made or ())
+            calls = sum(command.calls for command in self.made or ())
+            sends = sum(command.sends for command in self.made or ())
         return WriteView(self.method, self.target.namespace, self.outcome, calls, sends, self._error_code)
 
     def orphan(self) -> tuple[Any, Address] | None:
         """Return client and address of the command that the server may be at work on just now, or None."""
-        address = self._at_work
+        address = self.at_work
         return None if address is None else (self.target.client, address)
 
     @property
@@ -128,9 +133,9 @@ class WriteCall:
         """What became of it."""
         if self._last is not None:
             return self._last[0]
-        if self._made is None:
+        if self.made is None:
             return Outcome.NOT_SENT
-        outcomes = {command.outcome for command in self._made}
+        outcomes = {command.outcome for command in self.made}
         graver_first = (Outcome.UNKNOWN, Outcome.UNVERIFIABLE, Outcome.APPLIED, Outcome.NOT_APPLIED)
         return next((outcome for outcome in graver_first if outcome in outcomes), Outcome.NOT_SENT)
 
@@ -174,12 +179,9 @@ class WriteCall:
         if LOSSES.counts:
             self.record.check_held()
         terms, target = self.terms, self.target
-        if terms.acknowledged and not terms.foreign:
-            self._at_work = target.guard.pool.acquire(longest_idle, target.client)
-        call = Sending(self, self._at_work)
-        if not self.plan.multi:
-            call.is_numberable, call.wants_number = True, not self.repeatable
-        return call
+        is_ours = terms.acknowledged and not terms.foreign
+        address = target.guard.pool.acquire(longest_idle, target.client) if is_ours else None
+        return Sending(self, address, multi=self.plan.multi)
 
     def take_first(self, call: Sending, exc: BaseException | None) -> bool:
         """Take in how the first driver call ended; whether the call is done."""
@@ -187,8 +189,6 @@ class WriteCall:
             (command,) = self._commands
             command.calls, command.address = 1, call.address
             return self.take(command, call, exc)
-        self._at_work = None
-        self.record.longest_call = max(self.record.longest_call, self.record.clock() - call.started)
         self._last = Outcome.APPLIED, 1, 1 if self.terms.foreign else call.sends  # the first of the rules
         if call.address is not None:
             self.target.guard.pool.release(call.address)
@@ -202,18 +202,13 @@ class WriteCall:
         command.calls += 1
         if command.address is None and self.terms.acknowledged and not self.terms.foreign:
             command.address = self.target.guard.pool.acquire(longest_idle, self.target.client)
-        call = Sending(self, command.address, command)
-        self._at_work = command.address
+        call = Sending(self, command.address, command, multi=command.part.multi)
         call.statement_id = command.statement_id
-        if not command.part.multi:
-            call.is_numberable, call.wants_number = True, not self.repeatable
         call.was_numbered = command.unsettled > 0 and command.numbered and not command.may_run_twice(self.repeatable)
         return call
 
     def take(self, command: Command, call: Sending, exc: BaseException | None) -> bool:
         """Take in how a driver call for a command ended; whether that command is done."""
-        self._at_work = None
-        self.record.longest_call = max(self.record.longest_call, self.record.clock() - call.started)
         if exc is not None:
             self._take_error(command, call, exc)
         else:

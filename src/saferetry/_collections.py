@@ -17,7 +17,7 @@ from pymongo.synchronous.mongo_client import MongoClient as DriverMongoClient
 from saferetry import _retry
 from saferetry._call import WriteCall
 from saferetry._driver import check_driver
-from saferetry._execution import JoinedCall
+from saferetry._execution import JoinedCall, State
 from saferetry._foreign import is_foreign, patched_client, wrap_foreign
 from saferetry._methods import GUARDED, Kind, Method
 from saferetry._seam import (
@@ -329,7 +329,7 @@ def _fetch(client: Any, fetch: Callable[..., Any], operation: Any, args: Any, kw
         return fetch(operation, *args, **kwargs)
     with execution.lock:
         execution.check(client)
-        if execution.is_waiting:
+        if execution.state is State.WAITING:
             execution.begin(execution, client)
         with execution.fetching():
             fetch_in(operation, execution)
@@ -343,7 +343,7 @@ async def _fetch_async(client: Any, fetch: Callable[..., Any], operation: Any, a
         return await fetch(operation, *args, **kwargs)
     async with execution.async_lock:
         execution.check(client)
-        if execution.is_waiting:
+        if execution.state is State.WAITING:
             await execution.begin(execution, client)
         with execution.fetching():
             fetch_in(operation, execution)

@@ -33,7 +33,7 @@ MOST_ALIKE = 3  # duplicates of one value that are learned from statements which
 class State(enum.Enum):
     """Say how a transaction stands."""
 
-    WAITING = enum.auto()  # not begun: no client is known yet
+    WAITING = enum.auto()  # not begun: no client is known yet, it begins with the first operation
     OPEN = enum.auto()
     DONE_BEFORE = enum.auto()  # its marker is there: the handler need not run
     COMMITTED = enum.auto()
@@ -214,11 +214,6 @@ class Execution:
         """Return since when times in a statement may be those of this execution, and until when."""
         return self.started, dt.datetime.now(dt.UTC)
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it is to begin with the first operation."""
-        return self.state is State.WAITING
-
     def open(self, session: Any) -> None:
         """Let operations join: the marker is in."""
         let_join(session, self)
@@ -328,7 +323,7 @@ class JoinedCall:
             ConfigurationError: The transaction has not begun.
         """
         self.check()
-        if self.execution.is_waiting:
+        if self.execution.state is State.WAITING:
             raise ConfigurationError(
                 f"{self.method} on {self.namespace} cannot begin the record's transaction: give the handler client="
             )

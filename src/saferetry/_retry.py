@@ -27,7 +27,7 @@ def write(call: WriteCall) -> Any:
     """
     failed: list[BaseException] = []
     try:
-        if call.is_fresh:
+        if call.made is None:
             try:
                 with call.first_sending():
                     return call.plan.invoke()
@@ -96,7 +96,7 @@ async def write_async(call: WriteCall) -> Any:
     """
     failed: list[BaseException] = []
     try:
-        if call.is_fresh:
+        if call.made is None:
             try:
                 with call.first_sending():
                     return await call.plan.invoke()

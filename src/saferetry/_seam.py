@@ -590,8 +590,8 @@ def install_guard(client: Any, settings: Settings) -> None:
     seconds = client.options.pool_options.socket_timeout
     socket_timeout_ms = round(seconds * 1000) if seconds else None
     limits = Limits.of(socket_timeout_ms, settings.max_time_ms, settings.cursor_max_time_ms)
-    guard = Guard(settings, limits, random.Random(settings.seed))  # noqa: S311 - jitter, no secret
-    guard.is_encrypted = getattr(client, "_encrypter", None) is not None
+    rng = random.Random(settings.seed)  # noqa: S311 - jitter, no secret
+    guard = Guard(settings, limits, rng, is_encrypted=getattr(client, "_encrypter", None) is not None)
     has_own_limits = client.options.timeout is not None  # with timeoutMS the driver does not look at the socket timeout
     is_too_short = socket_timeout_ms is not None and socket_timeout_ms < SHORTEST_SOCKET_TIMEOUT_MS
     if is_too_short and not has_own_limits and not settings.disabled:

@@ -256,7 +256,7 @@ def _was_done(handling: TransactionHandling) -> bool | None:
 def _join_outer(handling: TransactionHandling, outer: Execution, fn: Callable[[], Any]) -> None:
     """Run the handler inside the transaction of the record around it, with a marker of its own."""
     with outer.lock:
-        if outer.is_waiting:
+        if outer.state is State.WAITING:
             with outer.beginning():
                 client = handling.client_for_outer()
             outer.begin(outer, client)
@@ -501,7 +501,7 @@ async def _was_done_async(handling: TransactionHandling) -> bool | None:
 async def _join_outer_async(handling: TransactionHandling, outer: Execution, fn: Callable[[], Awaitable[Any]]) -> None:
     """Run the handler inside the transaction of the record around it, with a marker of its own."""
     async with outer.async_lock:
-        if outer.is_waiting:
+        if outer.state is State.WAITING:
             with outer.beginning():
                 client = handling.client_for_outer()
             await outer.begin(outer, client)
