@@ -52,6 +52,10 @@ class _Known:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.slots: dict[bytes, _Slot] = {}
+        self.all_are_taken = False
+
+    def in_use(self) -> bool:
+        return self.all_are_taken or any(slot.holders for slot in self.slots.values())
 
 
 class Slots:
@@ -68,6 +72,8 @@ class Slots:
         """Take a slot that is free or taken for the same key; another key has to wait."""
         known = self._known()
         with known.lock:
+            if known.all_are_taken:
+                return False
             taken = known.slots.get(slot)
             if taken is None:
                 taken = known.slots[slot] = _Slot()
@@ -97,8 +103,15 @@ class Slots:
             taken.last_number = max(int(now * 1_000_000), taken.last_number + 1, newer + 1)
             return Address({"id": Binary(slot, UUID_SUBTYPE)}, Int64(taken.last_number))
 
-    def in_use(self) -> bool:
-        """Whether some record of this process has a slot."""
+    def try_take_all(self) -> bool:
+        """Take all slots, unless one is in use, so that no record of this process begins until they are given back."""
         known = self._known()
         with known.lock:
-            return any(slot.holders for slot in known.slots.values())
+            if known.in_use():
+                return False
+            known.all_are_taken = True
+            return True
+
+    def give_all_back(self) -> None:
+        """Let records begin again."""
+        self._known().all_are_taken = False

@@ -25,7 +25,7 @@ from saferetry.errors import KeyReusedError
 
 logger = logging.getLogger("saferetry")
 
-POLL = 0.01  # seconds between two looks at a marker, or at a slot that is in use
+POLL = 0.01  # seconds between two looks at a marker
 
 
 def handle(handling: TransactionHandling, fn: Callable[[], Any]) -> Any:
@@ -76,9 +76,10 @@ def _execute(handling: TransactionHandling, fn: Callable[[], Any]) -> None:
 def _begin(handling: TransactionHandling, execution: Execution, client: Any) -> None:
     """Take the slot over and insert the marker, or find that the record is done."""
     marker = handling.bind(execution, client)
-    _prepare_markers(handling)
-    while not handling.try_take_slot():
-        _world.sleep(POLL)
+    if not handling.are_markers_prepared():
+        _prepare_markers(handling)
+    for wait in handling.waits_for_slot():
+        _world.sleep(wait)
     start = Start(handling)
     while True:
         session = open_session(client, start.address, start.patience_ms)
@@ -113,15 +114,10 @@ def _begin_with_first_operation(handling: TransactionHandling, execution: Execut
 
 def _prepare_markers(handling: TransactionHandling) -> None:
     """Look for the index that lets markers expire, and make it where it is missing."""
-    if not handling.must_prepare_markers():
-        return
-    marker = handling.bound_marker()
-    try:
-        if _lacks_index(handling):
+    with handling.preparing_markers() as must_prepare:
+        if must_prepare and _lacks_index(handling):
             with DriverCall(handling.client):
-                marker.raw(handling.client).create_index(TTL_KEY, **handling.index_options())
-    except PyMongoError as exc:
-        handling.take_index_error(exc)
+                handling.bound_marker().raw(handling.client).create_index(TTL_KEY, **handling.index_options())
 
 
 def _lacks_index(handling: TransactionHandling) -> bool:
@@ -321,9 +317,10 @@ async def _execute_async(handling: TransactionHandling, fn: Callable[[], Awaitab
 async def _begin_async(handling: TransactionHandling, execution: Execution, client: Any) -> None:
     """Take the slot over and insert the marker, or find that the record is done."""
     marker = handling.bind(execution, client)
-    await _prepare_markers_async(handling)
-    while not handling.try_take_slot():
-        await _world.sleep_async(POLL)
+    if not handling.are_markers_prepared():
+        await _prepare_markers_async(handling)
+    for wait in handling.waits_for_slot():
+        await _world.sleep_async(wait)
     start = Start(handling)
     while True:
         session = open_session(client, start.address, start.patience_ms)
@@ -358,15 +355,10 @@ async def _begin_with_first_operation_async(handling: TransactionHandling, execu
 
 async def _prepare_markers_async(handling: TransactionHandling) -> None:
     """Look for the index that lets markers expire, and make it where it is missing."""
-    if not handling.must_prepare_markers():
-        return
-    marker = handling.bound_marker()
-    try:
-        if await _lacks_index_async(handling):
+    with handling.preparing_markers() as must_prepare:
+        if must_prepare and await _lacks_index_async(handling):
             with DriverCall(handling.client):
-                await marker.raw(handling.client).create_index(TTL_KEY, **handling.index_options())
-    except PyMongoError as exc:
-        handling.take_index_error(exc)
+                await handling.bound_marker().raw(handling.client).create_index(TTL_KEY, **handling.index_options())
 
 
 async def _lacks_index_async(handling: TransactionHandling) -> bool:

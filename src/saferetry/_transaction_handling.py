@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import re
@@ -194,13 +195,32 @@ class TransactionHandling(Handling):
         if LOSSES.counts and self.record is not None:
             self.record.check_held()
 
-    def must_prepare_markers(self) -> bool:
-        """Whether the marker's index is still to be looked for; never while other records run, which its making would fail."""
+    def are_markers_prepared(self) -> bool:
+        """Whether the marker's index was looked for."""
+        return self.bound_marker().namespace in self.guard.prepared_markers
+
+    @contextmanager
+    def preparing_markers(self) -> Iterator[bool]:
+        """Whether the marker's index is to be looked for now: not while other records run, which its making would fail.
+
+        None begins meanwhile: each would make the collection in its own transaction, and one of them alone can commit that.
+
+        Raises:
+            ConfigurationError: The user has no right to make the index.
+        """
         namespace, guard = self.bound_marker().namespace, self.guard
-        if namespace in guard.prepared_markers or guard.slots.in_use():
-            return False
-        guard.prepared_markers.add(namespace)
-        return True
+        if not guard.slots.try_take_all():
+            yield False
+            return
+        try:
+            yield True
+            guard.prepared_markers.add(namespace)
+        except PyMongoError as exc:
+            if (refused := _marker.index_refusal(exc, self.bound_marker())) is not None:
+                raise refused from exc
+            logger.info("the index of the markers could not be made now: %s", type(exc).__name__)
+        finally:
+            guard.slots.give_all_back()
 
     def lacks_index(self, indexes: Mapping[str, Any]) -> bool:
         """Whether the index is to be made."""
@@ -217,32 +237,25 @@ class TransactionHandling(Handling):
         """Return the options of the index."""
         return _marker.index_options(self.guard.settings)
 
-    def take_index_error(self, exc: PyMongoError) -> None:
-        """Try the index again later.
-
-        Raises:
-            ConfigurationError: The user has no right to make it.
-        """
-        self.guard.prepared_markers.discard(self.bound_marker().namespace)
-        if (refused := _marker.index_refusal(exc, self.bound_marker())) is not None:
-            raise refused from exc
-        logger.info("the index of the markers could not be made now: %s", type(exc).__name__)
-
     def bound_marker(self) -> Marker:
         """Return the marker of a handling that is bound to a client."""
         assert self.marker is not None  # noqa: S101 - for the type checker
         return self.marker
 
-    def try_take_slot(self) -> bool:
-        """Take the record's slot; another record of this process may be using it.
+    def waits_for_slot(self) -> Iterator[float]:
+        """Take the record's slot; the seconds to wait before each next try, while another record of this process uses it.
 
         Raises:
             TakenOverError: It has been in use for the whole budget.
         """
-        self._slot_is_taken = self._slot_is_taken or self.guard.slots.try_take(self._slot, self.key)
-        if not self._slot_is_taken and not self.budget.remaining():
-            raise TakenOverError(f"the slot of {self.rules.name} was in use by another record for the whole budget")
-        return self._slot_is_taken
+        for tries in itertools.count():
+            if self._slot_is_taken or self.guard.slots.try_take(self._slot, self.key):
+                self._slot_is_taken = True
+                return
+            remaining = self.budget.remaining()
+            if not remaining:
+                raise TakenOverError(f"the slot of {self.rules.name} was in use by another record for the whole budget")
+            yield min(self.wait_after_conflict(tries), remaining)
 
     def _give_slot_back(self) -> None:
         if self._slot_is_taken:

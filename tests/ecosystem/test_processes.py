@@ -56,7 +56,9 @@ slots, slot = Slots(), slot_of(RecordKey("t", 0, 1, group="g"), "add", database)
 assert slots.try_take(slot, "parent")
 
 def take():
-    assert not slots.in_use() and slots.try_take(slot, "child")
+    assert slots.try_take_all() and not slots.try_take(slot, "child")
+    slots.give_all_back()
+    assert slots.try_take(slot, "child") and not slots.try_take_all()
     slots.give_back(slot, "child")
 
 with slots._known().lock:  # as if another thread were about to take one

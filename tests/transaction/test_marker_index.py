@@ -16,7 +16,7 @@ from saferetry import Failure, _marker
 from saferetry.errors import ConfigurationError
 from tests.support import CommandLog, Mongod, app_name, fail_command, random_name
 from tests.support.driving import QUICK, Api, RawClient, done, quick
-from tests.transaction.scene import KEY, MARKERS, Scene
+from tests.transaction.scene import KEY, MARKERS, Scene, only_async
 
 RIGHTS = ("find", "insert", "update")
 
@@ -129,6 +129,30 @@ async def test_the_index_is_not_made_while_a_record_is_at_work(scene: Scene, log
     assert answers == [None, None]
     assert life(scene) == [QUICK.marker_ttl_s]  # made by the record that found none at work
     assert log.sends("createIndexes") == 2
+
+
+@pytest.mark.parametrize("positions", [range(24), range(0, 6 * 256, 256)], ids=["many slots", "one slot"])
+async def test_records_that_begin_at_once_wait_until_the_index_is_made_and_are_executed_once_each(
+    scene: Scene, log: CommandLog, positions: range
+) -> None:
+    client = scene.client(log=log)
+    scene.there.create_collection("c")
+    deliveries = [replace(KEY, position=position) for position in positions]
+    answers = await scene.together(*((lambda key=key: scene.deliver(on_order, client, key=key)) for key in deliveries))
+    assert answers == [None] * len(positions)
+    assert scene.runs == len(scene.documents()) == len(scene.markers()) == len(positions)
+    assert life(scene) == [QUICK.marker_ttl_s]
+    assert log.names()[:2] == ["listIndexes", "createIndexes"]
+
+
+@only_async
+async def test_a_record_cancelled_as_it_looks_for_the_index_holds_up_no_other(scene: Scene) -> None:
+    name = app_name()
+    client = scene.client(appName=name)
+    await scene.cancel_held(name, "listIndexes", scene.deliver(on_order, client))
+    await scene.deliver(on_order, client, key=replace(KEY, position=1))
+    assert len(scene.documents()) == len(scene.markers()) == 1
+    assert life(scene) == [QUICK.marker_ttl_s]
 
 
 async def test_an_index_without_expiry_is_no_reason_to_stop(scene: Scene) -> None:
