@@ -7,10 +7,12 @@ statement. Slots are bounded, since the server keeps every session it has seen f
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import threading
 from collections.abc import Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from bson.binary import UUID_SUBTYPE, Binary
@@ -24,6 +26,8 @@ _NAMESPACE = bytes.fromhex("6d2f0c526b0f5a3c9a551f5f6a0e7c11")
 _SCHEME = 1
 _POSITIONS = 256
 _HASHED = 65_536
+
+Turn = Future[None]
 
 
 def slot_of(key: RecordKey, name: str, marker_database: str) -> bytes:
@@ -44,6 +48,19 @@ def slot_of(key: RecordKey, name: str, marker_database: str) -> bytes:
 class _Slot:
     last_number: int = 0
     holders: list[Hashable] = field(default_factory=list)
+    line: list[tuple[Hashable, Turn]] = field(default_factory=list)
+
+    def hand_over(self) -> None:
+        """Let the first in line have the slot if it is free, and whoever has the same key."""
+        if self.holders:
+            return
+        line, self.line = self.line, []
+        for key, turn in line:
+            if self.holders and self.holders[0] != key:
+                self.line.append((key, turn))
+            elif turn.set_running_or_notify_cancel():
+                self.holders.append(key)
+                turn.set_result(None)
 
 
 class _Known:
@@ -53,9 +70,6 @@ class _Known:
         self.lock = threading.Lock()
         self.slots: dict[bytes, _Slot] = {}
         self.all_are_taken = False
-
-    def in_use(self) -> bool:
-        return self.all_are_taken or any(slot.holders for slot in self.slots.values())
 
 
 class Slots:
@@ -68,19 +82,23 @@ class Slots:
         process = os.getpid()
         return self._by_process.get(process) or self._by_process.setdefault(process, _Known())
 
-    def try_take(self, slot: bytes, key: Hashable) -> bool:
-        """Take a slot that is free or taken for the same key; another key has to wait."""
+    def take(self, slot: bytes, key: Hashable) -> Turn | None:
+        """Take a slot that is free or taken for the same key (None); another key stands in line.
+
+        Returns:
+            The turn of one that stands in line: done when the slot is taken for it, which it is unless ``cancel()`` says True.
+        """
         known = self._known()
         with known.lock:
-            if known.all_are_taken:
-                return False
             taken = known.slots.get(slot)
             if taken is None:
                 taken = known.slots[slot] = _Slot()
-            elif taken.holders and taken.holders[0] != key:  # all of them have the same one
-                return False
-            taken.holders.append(key)
-            return True
+            if not known.all_are_taken and (not taken.holders or taken.holders[0] == key):  # all of them have the same one
+                taken.holders.append(key)
+                return None
+            turn = Turn()
+            taken.line.append((key, turn))
+            return turn
 
     def give_back(self, slot: bytes, key: Hashable) -> None:
         """Give back what was taken once."""
@@ -88,6 +106,24 @@ class Slots:
         with known.lock:
             if slot in known.slots:  # else it was taken before a fork
                 known.slots[slot].holders.remove(key)
+                known.slots[slot].hand_over()
+
+    def try_take_all(self) -> bool:
+        """Take all slots, unless one is in use, so that no record of this process begins until they are given back."""
+        known = self._known()
+        with known.lock:
+            if known.all_are_taken or any(slot.holders for slot in known.slots.values()):
+                return False
+            known.all_are_taken = True
+            return True
+
+    def give_all_back(self) -> None:
+        """Let records begin again."""
+        known = self._known()
+        with known.lock:
+            known.all_are_taken = False
+            for slot in known.slots.values():
+                slot.hand_over()
 
     def address(self, slot: bytes, now: float, newer: int = 0) -> Address:
         """Return the slot with a number above all known ones.
@@ -103,15 +139,21 @@ class Slots:
             taken.last_number = max(int(now * 1_000_000), taken.last_number + 1, newer + 1)
             return Address({"id": Binary(slot, UUID_SUBTYPE)}, Int64(taken.last_number))
 
-    def try_take_all(self) -> bool:
-        """Take all slots, unless one is in use, so that no record of this process begins until they are given back."""
-        known = self._known()
-        with known.lock:
-            if known.in_use():
-                return False
-            known.all_are_taken = True
-            return True
 
-    def give_all_back(self) -> None:
-        """Let records begin again."""
-        self._known().all_are_taken = False
+def stand_in_line(turn: Turn, seconds: float) -> None:
+    """Wait until a slot is taken.
+
+    Raises:
+        TimeoutError: It is not in time.
+    """
+    turn.result(seconds)
+
+
+async def stand_in_line_async(turn: Turn, seconds: float) -> None:
+    """Wait until a slot is taken.
+
+    Raises:
+        TimeoutError: It is not in time.
+    """
+    async with asyncio.timeout(seconds):
+        await asyncio.wrap_future(turn)

@@ -20,6 +20,7 @@ from saferetry._execution import Execution, State, Verdict
 from saferetry._marker import TTL_KEY, index_question, is_unauthorized, says_index
 from saferetry._process import awaited
 from saferetry._seam import TRANSACTION_OPTIONS, DriverCall, cancel, cancel_async, open_session
+from saferetry._slots import stand_in_line, stand_in_line_async
 from saferetry._transaction_handling import LAST_SECONDS, Start, TransactionHandling
 from saferetry.errors import KeyReusedError
 
@@ -78,8 +79,9 @@ def _begin(handling: TransactionHandling, execution: Execution, client: Any) -> 
     marker = handling.bind(execution, client)
     if not handling.are_markers_prepared():
         _prepare_markers(handling)
-    for wait in handling.waits_for_slot():
-        _world.sleep(wait)
+    if (turn := handling.take_slot()) is not None:
+        with handling.in_line(turn) as seconds:
+            stand_in_line(turn, seconds)
     start = Start(handling)
     while True:
         session = open_session(client, start.address, start.patience_ms)
@@ -319,8 +321,9 @@ async def _begin_async(handling: TransactionHandling, execution: Execution, clie
     marker = handling.bind(execution, client)
     if not handling.are_markers_prepared():
         await _prepare_markers_async(handling)
-    for wait in handling.waits_for_slot():
-        await _world.sleep_async(wait)
+    if (turn := handling.take_slot()) is not None:
+        with handling.in_line(turn) as seconds:
+            await stand_in_line_async(turn, seconds)
     start = Start(handling)
     while True:
         session = open_session(client, start.address, start.patience_ms)

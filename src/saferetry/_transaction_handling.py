@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import re
@@ -26,7 +25,7 @@ from saferetry._marker import Marker
 from saferetry._outcomes import read
 from saferetry._policy import enough_time
 from saferetry._seam import Guard, guard_of
-from saferetry._slots import slot_of
+from saferetry._slots import Turn, slot_of
 from saferetry.errors import ConfigurationError, TakenOverError
 
 logger = logging.getLogger("saferetry")
@@ -242,20 +241,28 @@ class TransactionHandling(Handling):
         assert self.marker is not None  # noqa: S101 - for the type checker
         return self.marker
 
-    def waits_for_slot(self) -> Iterator[float]:
-        """Take the record's slot; the seconds to wait before each next try, while another record of this process uses it.
+    def take_slot(self) -> Turn | None:
+        """Take the record's slot; the turn to wait for, while another record of this process uses it."""
+        turn = self.guard.slots.take(self._slot, self.key)
+        self._slot_is_taken = turn is None
+        return turn
+
+    @contextmanager
+    def in_line(self, turn: Turn) -> Iterator[float]:
+        """Be in line for the slot, for so many seconds at most.
 
         Raises:
             TakenOverError: It has been in use for the whole budget.
         """
-        for tries in itertools.count():
-            if self._slot_is_taken or self.guard.slots.try_take(self._slot, self.key):
-                self._slot_is_taken = True
-                return
-            remaining = self.budget.remaining()
-            if not remaining:
-                raise TakenOverError(f"the slot of {self.rules.name} was in use by another record for the whole budget")
-            yield min(self.wait_after_conflict(tries), remaining)
+        try:
+            yield self.budget.remaining()
+        except TimeoutError:
+            if turn.cancel():
+                raise TakenOverError(
+                    f"the slot of {self.rules.name} was in use by another record for the whole budget"
+                ) from None
+        finally:
+            self._slot_is_taken = not turn.cancel()
 
     def _give_slot_back(self) -> None:
         if self._slot_is_taken:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pymongo.errors import InvalidOperation, PyMongoError
 
-from saferetry import Record, current_record, propagate
+from saferetry import Record, RecordKey, current_record, propagate
 from saferetry._seam import raw_database
-from saferetry.errors import ConfigurationError
+from saferetry.errors import ConfigurationError, TakenOverError
 from tests.support import CommandLog
 from tests.support.driving import done
-from tests.transaction.scene import Scene, listed, names, plainly
+from tests.transaction.scene import Scene, listed, names, only_async, plainly
 
 WRITES: dict[str, Callable[[Any], Any]] = {
     "insert_one": lambda c: c.insert_one({"_id": "left over"}),
@@ -247,6 +247,51 @@ async def test_records_of_one_slot_at_once_are_done_one_after_another(stocked: S
     await stocked.together(*((lambda number=number: deliver(number)) for number in range(4)))
     assert max(most) == 1
     assert len(stocked.documents()) == 5
+
+
+async def test_one_that_waits_for_its_slot_gives_up_at_the_end_of_its_budget_and_holds_up_nobody(stocked: Scene) -> None:
+    client = stocked.client()
+    answers: dict[int, list[Any]] = {}
+
+    async def deliver(number: int, **options: Any) -> None:
+        async def on_order(database: Any) -> None:
+            await done(database.c.insert_one({"_id": 10 + number}))
+            if number == 0:
+                await stocked.until(lambda: 1 in answers)
+
+        await stocked.deliver(on_order, client, key=RecordKey("orders", 0, 256 * number, group="g", digest=b"x"), **options)
+
+    async def second() -> None:
+        await stocked.until(lambda: stocked.runs)
+        answers[1] = await stocked.together(lambda: deliver(1, budget=0.2))
+
+    async def third() -> None:
+        await stocked.until(lambda: stocked.runs)
+        await deliver(2)
+
+    assert await stocked.together(lambda: deliver(0), second, third) == [None] * 3
+    assert [(type(error), "was in use by another record" in str(error)) for error in answers[1]] == [(TakenOverError, True)]
+    assert [document["_id"] for document in stocked.documents()] == [1, 10, 12]
+
+
+@only_async
+async def test_a_record_cancelled_as_it_waits_for_its_slot_holds_up_nobody(stocked: Scene) -> None:
+    client = stocked.client()
+
+    async def deliver(number: int) -> None:
+        async def on_order(database: Any) -> None:
+            await done(database.c.insert_one({"_id": 10 + number}))
+            await asyncio.sleep(0.05)
+
+        await stocked.deliver(on_order, client, key=RecordKey("orders", 0, 256 * number, group="g", digest=b"x"))
+
+    tasks = [asyncio.create_task(deliver(number)) for number in range(4)]
+    await stocked.until(lambda: stocked.runs)
+    for number in (1, 2):
+        tasks[number].cancel()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [type(None), asyncio.CancelledError, asyncio.CancelledError, type(None)]
+    assert [document["_id"] for document in stocked.documents()] == [1, 10, 13]
 
 
 async def test_the_same_record_at_once_is_done_once(stocked: Scene) -> None:
