@@ -40,6 +40,10 @@ class AddressPool:
         self._idle: deque[tuple[float, Address]] = deque(maxlen=MOST_IDLE)
         self.discarded = 0
 
+    def __deepcopy__(self, memo: object) -> AddressPool:
+        """Return an empty one: two clients with one address would answer for each other's writes."""
+        return AddressPool(self._clock)
+
     def acquire(self, longest_idle: Callable[..., float] = lambda: LONGEST_IDLE, *of: Any) -> Address:
         """Return an address that no other command uses or has used.
 

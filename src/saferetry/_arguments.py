@@ -56,8 +56,10 @@ class Parameters:
             return functools.partial(self._method, **arguments)
         return lambda owner: self.call(owner, arguments)
 
-    def with_session(self, arguments: Mapping[str, Any], session: Any) -> dict[str, Any]:
-        """Return the arguments with a session, which some methods take among ``**kwargs``."""
-        if "session" in self._known:
-            return {**arguments, "session": session}
-        return {**arguments, "kwargs": {**arguments.get("kwargs", {}), "session": session}}
+    def call_in(self, session: Any, owner: Any, arguments: Mapping[str, Any]) -> Any:
+        """Call the method with a session, which some methods take among ``**kwargs``."""
+        if "session" not in self._known:
+            return self.call(owner, {**arguments, "kwargs": {**arguments.get("kwargs", {}), "session": session}})
+        if self.has_no_stars:
+            return self._method(owner, **{**arguments, "session": session})
+        return self.call(owner, {**arguments, "session": session})

@@ -20,15 +20,16 @@ from saferetry._driver import check_driver
 from saferetry._execution import JoinedCall, State
 from saferetry._foreign import is_foreign, patched_client, wrap_foreign
 from saferetry._methods import GUARDED, Kind, Method
+from saferetry._moulds import NO_MOULDS, Mould
 from saferetry._seam import (
     ASYNC_DRIVER_TYPES,
     DRIVER_TYPES,
-    adopt_session,
     execution_of,
     fetch_in,
     guard_of,
     guarded_client,
     install_guard,
+    lend_session,
 )
 from saferetry._settings import Settings
 from saferetry.errors import ConfigurationError
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 Client = TypeVar("Client")
 Document = TypeVar("Document", bound=Mapping[str, Any])
 Guarded = TypeVar("Guarded", bound=type[Any])
+
+_NAMING = (*DRIVER_TYPES[:2], *ASYNC_DRIVER_TYPES[:2])  # clients and databases, whose items and attributes are made by name
+_MOST_NAMES = 1_000  # that one client or database remembers
 
 # The driver's methods that return a database or a collection; its __getattr__ goes through __getitem__, a user's may not.
 _MAKERS = ("__getitem__", "get_database", "get_default_database", "get_collection", "with_options", "create_collection")
@@ -56,6 +60,9 @@ def _guarded(cls: Guarded) -> Guarded:
     for name in _MAKERS:
         if hasattr(base, name):
             setattr(cls, name, _adopting(getattr(cls, name)))
+    if base in _NAMING:
+        cls._saferetry_moulds = NO_MOULDS
+        cls.__getitem__, cls.__getattr__ = _by_name(cls.__getitem__), _by_name(cls.__getattr__)
 
     def init_subclass(subclass: Any, /, **kwargs: Any) -> None:
         _adopt_what_it_makes(cls, subclass, **kwargs)
@@ -135,6 +142,27 @@ def _adopting(make: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return make_sync
+
+
+def _by_name(make: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """Let what a name stands for be made as it was made before: a new object each time, as the driver's is."""
+
+    @functools.wraps(make)
+    def get(self: Any, name: Any) -> Any:
+        mould: Mould | None = self._saferetry_moulds.get(name) if name.__class__ is str else None
+        return mould.cast(self) if mould is not None else _remember(self, name, make(self, name))
+
+    return get
+
+
+def _remember(owner: Any, name: Any, made: Any) -> Any:
+    """Remember what a name stands for, unless it is an attribute's for the driver (``_x``) or there are very many."""
+    moulds = vars(owner).setdefault("_saferetry_moulds", {})
+    if type(made) in _GUARDED_MADE and not name.startswith("_") and len(moulds) < _MOST_NAMES:
+        if isinstance(made, (Database, AsyncDatabase)):
+            vars(made)["_saferetry_moulds"] = {}  # shared by all that are made of this mould
+        moulds[name] = Mould(made, owner)
+    return made
 
 
 def _adopt(made: Any) -> Any:
@@ -220,7 +248,7 @@ class MongoClient(DriverMongoClient[Document]):
                 raise
 
     def _ensure_session(self, session: Any = None) -> Any:
-        return adopt_session(self, super()._ensure_session(session))
+        return lend_session(self, super()._ensure_session) if session is None else session
 
     def _run_operation(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
         return _fetch(self, super()._run_operation, operation, args, kwargs)
@@ -268,7 +296,7 @@ class AsyncMongoClient(DriverAsyncMongoClient[Document]):
             install_guard(self, settings)
 
     def _ensure_session(self, session: Any = None) -> Any:
-        return adopt_session(self, super()._ensure_session(session))
+        return lend_session(self, super()._ensure_session) if session is None else session
 
     async def _run_operation(self, operation: Any, *args: Any, **kwargs: Any) -> Any:
         return await _fetch_async(self, super()._run_operation, operation, args, kwargs)
@@ -385,7 +413,7 @@ def _guarded_subclass(foreign: type[Any]) -> type[Any]:
     """Return a user's own client class with its methods guarded."""
 
     def lend(self: Any, session: Any = None) -> Any:
-        return adopt_session(self, foreign._ensure_session(self, session))
+        return lend_session(self, functools.partial(foreign._ensure_session, self)) if session is None else session
 
     def run(self: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
         return _fetch(self, functools.partial(foreign._run_operation, self), operation, args, kwargs)

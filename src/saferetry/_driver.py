@@ -15,9 +15,14 @@ from typing import Any
 
 import pymongo
 from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.collection import AsyncCollection
+from pymongo.asynchronous.database import AsyncDatabase
 from pymongo.asynchronous.mongo_client import AsyncMongoClient
+from pymongo.common import BaseObject
 from pymongo.operations import DeleteMany, DeleteOne, InsertOne, ReplaceOne, UpdateMany, UpdateOne
 from pymongo.synchronous.client_session import ClientSession
+from pymongo.synchronous.collection import Collection
+from pymongo.synchronous.database import Database
 from pymongo.synchronous.mongo_client import MongoClient
 
 from saferetry.errors import DriverMismatchError
@@ -25,10 +30,11 @@ from saferetry.errors import DriverMismatchError
 REQUEST_TYPES = (InsertOne, UpdateOne, UpdateMany, ReplaceOne, DeleteOne, DeleteMany)
 _FIRST_DRIVER = (4, 9)
 _BINDS_SESSIONS = (4, 17)
-_OF_A_SESSION = ("_implicit", "_server_session", "_client")
+_OF_A_SESSION = ("_implicit", "_server_session", "_client", "_transaction")
 _OF_A_SERVER_SESSION = frozenset(  # asked of what stands in for one
     {"session_id", "transaction_id", "inc_transaction_id", "mark_dirty", "last_use", "dirty", "generation", "timed_out"}
 )
+_OF_A_TRANSACTION = frozenset({"active"})
 _OF_A_CONNECTION = frozenset({"is_mongos", "is_repl", "supports_sessions", "max_wire_version"})
 
 
@@ -63,15 +69,19 @@ def check_driver() -> None:
 def _missing() -> Iterator[str]:
     if pymongo.version_tuple[:2] < _FIRST_DRIVER:
         yield "version 4.9 or newer"
-    yield from _missing_of_half("synchronous", MongoClient, ClientSession, ("_Bulk", Bulk))
-    yield from _missing_of_half("asynchronous", AsyncMongoClient, AsyncClientSession, ("_AsyncBulk", AsyncBulk))
+    yield from _missing_of_half("synchronous", (MongoClient, Database, Collection), ClientSession, ("_Bulk", Bulk))
+    asynchronous = (AsyncMongoClient, AsyncDatabase, AsyncCollection)
+    yield from _missing_of_half("asynchronous", asynchronous, AsyncClientSession, ("_AsyncBulk", AsyncBulk))
     yield from (f"{request.__name__}._add_to_bulk" for request in REQUEST_TYPES if not hasattr(request, "_add_to_bulk"))
     if not hasattr(InsertOne, "_doc"):
         yield "InsertOne._doc"
     yield from (f"_csot.{name}" for name in ("get_timeout", "remaining") if not callable(getattr(csot, name, None)))
 
 
-def _missing_of_half(half: str, client: type[Any], session: type[Any], named_bulk: tuple[str, Any]) -> Iterator[str]:
+def _missing_of_half(
+    half: str, makers: tuple[type[Any], type[Any], type[Any]], session: type[Any], named_bulk: tuple[str, Any]
+) -> Iterator[str]:
+    client, database, collection = makers
     yield from _lacks(client, "_ensure_session", ["self", "session"])
     yield from _lacks(client, "_run_operation", ["self", "operation"])
     if pymongo.version_tuple[:2] >= _BINDS_SESSIONS:
@@ -79,13 +89,17 @@ def _missing_of_half(half: str, client: type[Any], session: type[Any], named_bul
     if "_encrypter" not in _names_in([client]):
         yield f"{client.__name__}._encrypter"
     yield from _lacks(session, "_apply_to", ["self", "command", "is_retryable", "read_preference", "conn"])
-    stored = session.__init__.__code__.co_names
-    yield from (f"{session.__name__}.{name}" for name in _OF_A_SESSION if name not in stored)
+    yield from _lacks(session, "end_session", ["self"])
+    named = (session, _OF_A_SESSION), (database, ("_client",)), (collection, ("_database",)), (BaseObject, ("_write_concern",))
+    for owner, names in named:
+        stored = owner.__init__.__code__.co_names
+        yield from (f"{owner.__name__}.{name}" for name in names if name not in stored)
     if not _can_change_class(session):
         yield f"a {session.__name__} that takes another class"
     # The server's session and their pool: from 4.18 on in a module that both halves share.
     beside = [owner for module in (f"{half}.client_session", "client_session_shared") for owner in _classes_of(module)]
     yield from (f"ServerSession.{name}" for name in sorted(_OF_A_SERVER_SESSION - _names_in([client, *beside])))
+    yield from (f"Transaction.{name}" for name in sorted(_OF_A_TRANSACTION - _names_in([session, *beside])))
     yield from (f"Connection.{name}" for name in sorted(_OF_A_CONNECTION - _names_in(_classes_of(f"{half}.pool"))))
     name, bulk = named_bulk
     if bulk is None:

@@ -7,10 +7,10 @@ import datetime as dt
 import enum
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from pymongo.errors import DuplicateKeyError, PyMongoError
@@ -103,7 +103,7 @@ class Execution:
         self.begin = begin
         self.lessons = lessons
         self.in_order = in_order
-        self.started = dt.datetime.now(dt.UTC)
+        self._started = time.time()
         self.lock = threading.RLock()
 
     @functools.cached_property
@@ -212,7 +212,7 @@ class Execution:
 
     def moments(self) -> tuple[dt.datetime, dt.datetime]:
         """Return since when times in a statement may be those of this execution, and until when."""
-        return self.started, dt.datetime.now(dt.UTC)
+        return dt.datetime.fromtimestamp(self._started, dt.UTC), dt.datetime.now(dt.UTC)
 
     def open(self, session: Any) -> None:
         """Let operations join: the marker is in."""
@@ -245,6 +245,27 @@ def is_transient(exc: BaseException) -> bool:
     return exc.has_error_label("TransientTransactionError") or read(exc).signal in (Signal.NETWORK, Signal.SELECTION)
 
 
+class Joining(DriverCall):
+    """Be one driver call of a joined call, whose error dooms the transaction."""
+
+    is_write = False
+
+    def __init__(self, joined_call: JoinedCall) -> None:
+        self.client = joined_call.client
+        self.address = None
+        self._joined_call = joined_call
+        joined_call.at_work = self
+
+    def __exit__(self, kind: object = None, exc: BaseException | None = None, trace: object = None) -> None:
+        """End it."""
+        super().__exit__()
+        joined_call = self._joined_call
+        del self._joined_call  # a connection of asyncio's keeps the context that it was opened in
+        joined_call.at_work = None
+        if exc is not None:
+            joined_call.fail(exc)
+
+
 class JoinedCall:
     """Be a call that joins the record's transaction.
 
@@ -260,7 +281,7 @@ class JoinedCall:
     is_foreign = True  # the transaction decides
     _sends = 0
     _code: int | None = None
-    _driver_call: DriverCall | None = None  # while the server may be at work on it
+    at_work: Joining | None = None  # the driver call that the server may be at work on just now
 
     def __init__(self, record: Record, client: Any, plan: Plan, *, is_write: bool, is_unordered: bool = False) -> None:
         self.execution: Execution = record.transaction
@@ -298,7 +319,7 @@ class JoinedCall:
 
     def orphan(self) -> tuple[Any, Any] | None:
         """Return client and address of the statement that the server may be at work on just now, or None."""
-        return None if self._driver_call is None else (self.client, address_of(self.execution.session))
+        return None if self.at_work is None else (self.client, address_of(self.execution.session))
 
     def check(self) -> None:
         """Refuse a call that cannot join.
@@ -350,21 +371,12 @@ class JoinedCall:
     def _fingerprint(self) -> bytes | None:
         return self.plan.fingerprint(self.plan.inserted.made_ids, self.execution.moments())
 
-    def __enter__(self) -> JoinedCall:
-        """Announce a driver call, whose error dooms the transaction."""
-        self._driver_call = DriverCall(self.client, is_write=False).__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
-        """End the driver call."""
-        assert self._driver_call is not None  # noqa: S101 - for the type checker
-        self._driver_call.__exit__()
-        self._driver_call = None
-        if exc is not None:
-            self._code = getattr(exc, "code", None)
-            if self._is_unordered and self._code in FENCED_CODES:
-                self.execution.in_order.add((self.method, self.namespace))
-            self.execution.doom(exc, self._learned(exc))
+    def fail(self, exc: BaseException) -> None:
+        """Let the error of its driver call doom the transaction."""
+        self._code = getattr(exc, "code", None)
+        if self._is_unordered and self._code in FENCED_CODES:
+            self.execution.in_order.add((self.method, self.namespace))
+        self.execution.doom(exc, self._learned(exc))
 
     def _learned(self, exc: BaseException) -> Lesson | None:
         if not isinstance(exc, DuplicateKeyError):

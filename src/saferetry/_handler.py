@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeVar, overload
@@ -129,25 +130,26 @@ def handler(
             key, client, budget, retry_on, fatal, recoverer, own_name, digest, store_result, name is not None, derive_ids
         )
 
-        def parts() -> tuple[Any, type[Handling]]:
-            joins = guarantee == "transaction" and not rules.settings.disabled
-            return (_transaction, TransactionHandling) if joins else (_process, Handling)
-
+        joins = guarantee == "transaction"
         if inspect.iscoroutinefunction(plain):
 
             async def run_async(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001 - wrapt's signature
-                kind, handling_type = parts()
-                handling = handling_type(rules, _without_class(decorated, args), kwargs)
-                return await kind.handle_async(handling, lambda: wrapped(*args, **kwargs))
+                own = _without_class(decorated, args) if args and isinstance(args[0], type) else args
+                work = functools.partial(wrapped, *args, **kwargs)
+                if joins and not rules.settings.disabled:
+                    return await _transaction.handle_async(TransactionHandling(rules, own, kwargs), work)
+                return await _process.handle_async(Handling(rules, own, kwargs), work)
 
             decorated: Any = wrapt.FunctionWrapper(function, run_async)
             decorated._self_guarantee = guarantee
             return decorated
 
         def run(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001 - wrapt's signature
-            kind, handling_type = parts()
-            handling = handling_type(rules, _without_class(decorated, args), kwargs)
-            return kind.handle(handling, lambda: wrapped(*args, **kwargs))
+            own = _without_class(decorated, args) if args and isinstance(args[0], type) else args
+            work = functools.partial(wrapped, *args, **kwargs)
+            if joins and not rules.settings.disabled:
+                return _transaction.handle(TransactionHandling(rules, own, kwargs), work)
+            return _process.handle(Handling(rules, own, kwargs), work)
 
         decorated = wrapt.FunctionWrapper(function, run)
         decorated._self_guarantee = guarantee
@@ -164,8 +166,6 @@ def guarantee_of(function: Any) -> str | None:
 
 def _without_class(decorated: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments without the class, which a classmethod around a handler puts first (from Python 3.13 on)."""
-    if not args or not isinstance(args[0], type):
-        return args
     members = (member for owner in args[0].__mro__ for member in vars(owner).values())
     is_its_own = any(isinstance(member, classmethod) and member.__func__ is decorated for member in members)
     return args[1:] if is_its_own else args

@@ -6,10 +6,9 @@ import datetime as dt
 import functools
 import logging
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType, TracebackType
 from typing import Any, Literal
 
 from tenacity import RetryCallState, retry_if_exception
@@ -104,9 +103,11 @@ class Handling:
     """
 
     record: Record | None = None
+    execution: Any = None  # the transaction of one
     executions = 0
     longest = 0.0  # seconds
     reason: Reason = "failed"
+    _started = 0.0
 
     def __init__(self, rules: Rules, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.rules = rules
@@ -143,29 +144,42 @@ class Handling:
     def _wait(self, state: RetryCallState) -> float:
         return FullJitter(self.settings, self.rng)(state)
 
-    @contextmanager
-    def execution(self) -> Iterator[None]:
-        """Be one execution."""
+    def __enter__(self) -> None:
+        """Begin an execution."""
         self.executions += 1
-        self.record = self.new_record()
+        record = self.record = self.new_record()
+        record.transaction = self.execution
         if self.rules.derive_ids and self.key is not None:
-            self.record.derived_ids = DerivedIds(self.key, self.rules.name, lambda: dt.datetime.now(dt.UTC))
-        started = _world.monotonic()
-        self.record.enter()
+            record.derived_ids = DerivedIds(self.key, self.rules.name, lambda: dt.datetime.now(dt.UTC))
+        self._started = _world.monotonic()
+        record.enter()
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+        """End it.
+
+        Raises:
+            RetryRefusedError: Another one was asked for, and could repeat an effect.
+        """
+        assert self.record is not None  # noqa: S101 - for the type checker
         try:
-            if LOSSES.counts:
-                self.record.check_held()
-            yield
-        except BaseException as exc:
             self.record.leave(exc)
-            is_last = self.executions >= self.most_executions
-            if not is_last and self.asks_again(exc) and (effect := self.record.effect()):
+            if exc is not None and self._is_to_be_refused(exc) and (effect := self.record.effect()):
                 raise self._refusal(self.record, effect) from exc
-            raise
-        else:
-            self.record.leave(None)
         finally:
-            self.longest = max(self.longest, _world.monotonic() - started)
+            self.longest = max(self.longest, _world.monotonic() - self._started)
+
+    def check_held(self) -> None:
+        """Refuse to begin, or to commit, after the partition was taken away.
+
+        Raises:
+            PartitionLostError: It was; nothing is sent, or committed.
+        """
+        if self.record is not None:
+            self.record.check_held()
+
+    def _is_to_be_refused(self, exc: BaseException) -> bool:
+        """Whether another execution was asked for that must not repeat an effect."""
+        return self.executions < self.most_executions and self.asks_again(exc)
 
     def new_record(self) -> Record:
         """Return the record of the execution that is beginning."""

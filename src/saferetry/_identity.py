@@ -53,10 +53,11 @@ class RecordKey:
         faults = []
         if not isinstance(self.stream, str) or not self.stream:
             faults.append(f"stream must be text that is not empty, not {type(self.stream).__name__}")
-        if not _is_count(self.partition):
-            faults.append("partition must be a whole number, 0 or more")
-        if self.position is not None and not _is_count(self.position):
-            faults.append("position must be a whole number, 0 or more, or None")
+        for part, number, or_none in (("partition", self.partition, ""), ("position", self.position, ", or None")):
+            if number is None and or_none:
+                continue
+            if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+                faults.append(f"{part} must be a whole number, 0 or more{or_none}")
         for name, value in (("group", self.group), ("epoch", self.epoch)):
             if not isinstance(value, str):
                 faults.append(f"{name} must be text")
@@ -132,10 +133,6 @@ def without_moments(value: Any, start: dt.datetime, end: dt.datetime) -> Any:
     if isinstance(value, (list, tuple)):
         return [without_moments(item, start, end) for item in value]
     return value
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def canonical(arguments: Mapping[str, Any], codec_options: Any) -> bytes | None:

@@ -21,7 +21,7 @@ from saferetry._parts import has_multi
 from saferetry._plans import BulkPlan, InsertManyPlan, InsertOnePlan, Plan
 from saferetry._read import ReadCall
 from saferetry._record import OPEN_RECORDS, Record, is_repeatable
-from saferetry._seam import DRIVER_CALL, SCOPE, Guard, Scope, client_of, guard_of, namespace_of, runs_in, session_of
+from saferetry._seam import DRIVER_CALL, SCOPE, Guard, Scope, client_of, namespace_of, runs_in, session_of
 from saferetry.errors import ConfigurationError, UnprotectedWriteError
 
 
@@ -129,6 +129,7 @@ class Method:
         self._is_read = kind in _READS
         self._is_numbered = kind not in _UNNUMBERED
         self._depends = kind in (Kind.PIPELINE, Kind.COMMAND)  # on its arguments, whether it reads
+        self._may_say_concern = not {"kwargs", "command"}.isdisjoint(self.parameters.names)
         self._iterables = [argument for argument in _ITERABLES if argument in self.parameters.names]
 
     def open(self, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WriteCall | ReadCall | JoinedCall | None:
@@ -139,7 +140,7 @@ class Method:
             UnprotectedWriteError: Strict refuses it.
             RetryRefusedError: It repeats a call of unknown outcome.
         """
-        client = owner.database.client if self._is_of_collection else client_of(owner)
+        client = owner._database._client if self._is_of_collection else client_of(owner)
         guard: Guard = client._saferetry_guard
         announced = DRIVER_CALL.get()
         if guard.settings.disabled or (announced is not None and not announced.done):
@@ -167,7 +168,7 @@ class Method:
             invoke = functools.partial(self.original, owner, *args, **kwargs)
             return None if foreign else ReadCall(record, client, guard, invoke, lambda: self._subject(owner))
         target = Target(owner, client, guard)
-        terms = _terms(self._is_numbered, _is_acknowledged(owner, arguments), foreign)
+        terms = _terms(self._is_numbered, self._is_acknowledged(owner, arguments), foreign)
         if guard.is_particular or self.kind is Kind.REFUSED or not terms.acknowledged:
             self._check(target, terms, arguments)
         return self._call(record, target, arguments, terms)
@@ -185,14 +186,15 @@ class Method:
         return JoinedCall(record, client, plan, is_write=not is_read, is_unordered=is_unordered)
 
     def _check_joining(self, record: Record, owner: Any, client: Any, arguments: Mapping[str, Any], *, is_read: bool) -> None:
-        if (objection := guard_of(client).objection) and not is_read:
-            raise ConfigurationError(objection)
+        guard: Guard = client._saferetry_guard
+        if guard.objection and not is_read:
+            raise ConfigurationError(guard.objection)
         reason = ""
         if self.kind in (Kind.DDL, Kind.COMMAND, Kind.REFUSED, Kind.APART) or (self.kind is Kind.PIPELINE and not is_read):
             reason = "MongoDB does not run it in a transaction"
         elif (session := session_of(client, arguments)) is not None and not runs_in(session, record.transaction):
             reason = "it has a session of its own"
-        elif not is_read and not _is_acknowledged(owner, arguments):
+        elif not is_read and not self._is_acknowledged(owner, arguments):
             reason = "write concern 0 asks nobody whether it was applied"
         if reason:
             tell("refused", self._subject(owner), reason)
@@ -200,6 +202,16 @@ class Method:
                 f"{self._subject(owner)} cannot join the record's transaction ({reason}), and beside it would "
                 "wait for it or be repeated with it: call it before or after the handler"
             )
+
+    def _is_acknowledged(self, owner: Any, arguments: Mapping[str, Any]) -> bool:
+        if not self._may_say_concern:
+            return owner._write_concern.acknowledged  # type: ignore[no-any-return]
+        given = arguments["kwargs"].get("writeConcern") if "kwargs" in arguments else None
+        if given is None and "command" in arguments and isinstance(command := arguments["command"], Mapping):
+            given = command.get("writeConcern")
+        if isinstance(given, Mapping):
+            return given.get("w") != 0
+        return bool(owner.write_concern.acknowledged)
 
     def _subject(self, owner: Any) -> str:
         return f"{self.name} on {namespace_of(owner)}"
@@ -257,15 +269,8 @@ class Method:
                 return earlier
             record.unknown_call = None
         if plan.inserted.documents:
-            plan.inserted.make_ids({}, self._deriving(record, target))
+            plan.inserted.make_ids({}, _deriving(record, target) if record.derived_ids is not None else None)
         return WriteCall(record, target, self.name, plan, terms)
-
-    @staticmethod
-    def _deriving(record: Record, target: Target) -> Callable[[Any], ObjectId] | None:
-        """Return what makes ids from documents, where the handler asked for that."""
-        if (ids := record.derived_ids) is None:
-            return None
-        return lambda document: ids.make(target.namespace, document, target.owner.codec_options)
 
     def _plan(self, target: Target, arguments: dict[str, Any], terms: Terms) -> Plan:
         """Return what the call comes to; nothing of the user's is changed yet."""
@@ -277,6 +282,13 @@ class Method:
         for name in self._iterables:
             if name in arguments:
                 arguments[name] = _listed(arguments[name])
+
+
+def _deriving(record: Record, target: Target) -> Callable[[Any], ObjectId]:
+    """Return what makes ids from documents."""
+    ids = record.derived_ids
+    assert ids is not None  # noqa: S101 - asked only where the handler asked for that
+    return lambda document: ids.make(target.namespace, document, target.owner.codec_options)
 
 
 def _listed(value: Any) -> Any:
@@ -312,12 +324,3 @@ def _look_outside(guard: Guard, name: str, scope: Scope | None, *, is_read: bool
             f"{name} was called in a thread outside any record while a record was open in another: it is not protected, and "
             "that record's handler will not be executed again; bind the thread's function with propagate()",
         )
-
-
-def _is_acknowledged(owner: Any, arguments: Mapping[str, Any]) -> bool:
-    given = arguments["kwargs"].get("writeConcern") if "kwargs" in arguments else None
-    if given is None and "command" in arguments and isinstance(command := arguments["command"], Mapping):
-        given = command.get("writeConcern")
-    if given is not None and isinstance(given, Mapping):
-        return given.get("w") != 0
-    return bool(owner.write_concern.acknowledged)

@@ -110,8 +110,7 @@ class Plan:
 
     def invoke_in(self, session: Any) -> Any:
         """Make the driver call in the transaction of a session."""
-        parameters = self.method.parameters
-        return parameters.call(self.owner, parameters.with_session(self.arguments, session))
+        return self.method.parameters.call_in(session, self.owner, self.arguments)
 
     def fingerprint(self, made_ids: Mapping[int, Any], moments: tuple[dt.datetime, dt.datetime] | None = None) -> bytes | None:
         """Return it in a form that can be compared, or None where there is none.

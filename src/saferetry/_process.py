@@ -8,6 +8,7 @@ from typing import Any
 
 from saferetry._attempts import attempts, attempts_async
 from saferetry._handling import Handling
+from saferetry._losses import LOSSES
 
 
 def handle(handling: Handling, fn: Callable[[], Any]) -> Any:
@@ -26,7 +27,9 @@ def handle(handling: Handling, fn: Callable[[], Any]) -> Any:
 
 
 def _execute(handling: Handling, fn: Callable[[], Any]) -> Any:
-    with handling.execution():
+    with handling:
+        if LOSSES.counts:
+            handling.check_held()
         return handling.finished(fn())
 
 
@@ -46,7 +49,9 @@ async def handle_async(handling: Handling, fn: Callable[[], Awaitable[Any]]) -> 
 
 
 async def _execute_async(handling: Handling, fn: Callable[[], Awaitable[Any]]) -> Any:
-    with handling.execution():
+    with handling:
+        if LOSSES.counts:
+            handling.check_held()
         return handling.finished(await fn())
 
 

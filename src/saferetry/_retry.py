@@ -14,7 +14,7 @@ from typing import Any
 from saferetry._attempts import attempts, attempts_async, more_attempts, more_attempts_async
 from saferetry._call import WriteCall
 from saferetry._command import Command
-from saferetry._execution import JoinedCall, State
+from saferetry._execution import JoinedCall, Joining, State
 from saferetry._read import ReadCall
 from saferetry._seam import CANCEL_SECONDS, cancel, cancel_async, unguarded
 
@@ -80,11 +80,11 @@ def join(call: JoinedCall) -> Any:
             execution.begin(execution, call.client)
             call.check()
         if execution.lessons and (lesson := call.lesson()) is not None:
-            with call:
+            with Joining(call):
                 is_there = call.look_up() is not None
             if is_there:
                 raise lesson.error
-        with call:
+        with Joining(call):
             return call.invoke()
 
 
@@ -149,11 +149,11 @@ async def join_async(call: JoinedCall) -> Any:
             await execution.begin(execution, call.client)
             call.check()
         if execution.lessons and (lesson := call.lesson()) is not None:
-            with call:
+            with Joining(call):
                 is_there = await call.look_up() is not None
             if is_there:
                 raise lesson.error
-        with call:
+        with Joining(call):
             return await call.invoke()
 
 

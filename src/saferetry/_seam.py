@@ -42,6 +42,7 @@ from pymongo.write_concern import WriteConcern
 from saferetry._addresses import LONGEST_IDLE, Address, AddressPool
 from saferetry._driver import AsyncBulk, Bulk, csot
 from saferetry._limits import READ_COMMANDS, SHORTEST_SOCKET_TIMEOUT_MS, Limits, is_too_long, limit_of, writes
+from saferetry._moulds import Mould
 from saferetry._settings import Settings
 from saferetry._slots import Slots
 from saferetry.errors import ConfigurationError, UnprotectedWriteError
@@ -127,8 +128,9 @@ class Scope(Protocol):
     def label(self) -> str:
         """Return what names it in messages."""
 
-    def remaining(self) -> float:
-        """Return the seconds left in its budget."""
+    @property
+    def remaining(self) -> Callable[[], float]:
+        """What returns the seconds left in its budget."""
 
     def note_unannounced(self, command_name: str, *, strict: bool) -> None:
         """Take note of a write that no guarded method announced."""
@@ -242,10 +244,16 @@ class GuardedSession(ClientSession):
     _saferetry_execution: Any = None
 
     def _apply_to(self, command: Any, is_retryable: bool, read_preference: Any, conn: Any) -> None:  # noqa: FBT001
-        if self._saferetry_execution is not None:
-            _check_open(self, command)
+        if self._saferetry_execution is not None and not self._transaction.active():
+            _refuse_closed(command)
         super()._apply_to(command, is_retryable, read_preference, conn)
         _dress(self, command, is_retryable, conn)
+
+    def end_session(self) -> None:
+        if self._implicit and type(self._server_session) is PinnedServerSession:  # never goes into the driver's pool
+            self._server_session = None
+        else:
+            super().end_session()
 
 
 class AsyncGuardedSession(AsyncClientSession):
@@ -258,10 +266,16 @@ class AsyncGuardedSession(AsyncClientSession):
     _saferetry_execution: Any = None
 
     def _apply_to(self, command: Any, is_retryable: bool, read_preference: Any, conn: Any) -> None:  # noqa: FBT001
-        if self._saferetry_execution is not None:
-            _check_open(self, command)
+        if self._saferetry_execution is not None and not self._transaction.active():
+            _refuse_closed(command)
         super()._apply_to(command, is_retryable, read_preference, conn)
         _dress(self, command, is_retryable, conn)
+
+    async def end_session(self) -> None:
+        if self._implicit and type(self._server_session) is PinnedServerSession:  # never goes into the driver's pool
+            self._server_session = None
+        else:
+            await super().end_session()
 
 
 _GUARDED_SESSIONS: Mapping[type[Any], type[Any]] = {
@@ -270,24 +284,41 @@ _GUARDED_SESSIONS: Mapping[type[Any], type[Any]] = {
 }
 
 
-def adopt_session(client: Any, session: Any) -> Any:
-    """Make a session that the driver has just lent ours; a session of the user's (explicit or bound) is left alone.
+def lend_session(client: Any, lend: Callable[[], Any]) -> Any:
+    """Return a session for what the driver is about to send: one of ours, unless the user gave one (explicit or bound).
+
+    Args:
+        client: A guarded client.
+        lend: The driver's own way.
 
     Returns:
-        The session; None where the driver lent none.
+        The session; None where the driver lends none.
     """
-    guarded = _GUARDED_SESSIONS.get(type(session))
-    if guarded is None or not session._implicit or client._saferetry_guard.settings.disabled:
-        return session
-    session.__class__ = guarded
     call = DRIVER_CALL.get()
     # Only the first session of a driver call is the command's: an event listener may use the client meanwhile.
-    if call is None or call.done or call.lent or call.client is not client:
-        return session
-    call.lent = True
-    session._saferetry_call = call
-    if call.address is not None:
-        session._server_session = PinnedServerSession(call.address)
+    if call is not None and (call.done or call.lent or call.client is not client):
+        call = None
+    guard: Guard = client._saferetry_guard
+    if call is not None and call.address is not None and guard.session_moulds:
+        of_session, of_transaction = guard.session_moulds
+        server_session = PinnedServerSession(call.address)
+        session = of_session.cast(client, _server_session=server_session, _transaction=of_transaction.cast(client))
+    else:
+        session = lend()
+        guarded = _GUARDED_SESSIONS.get(type(session))
+        if guarded is None or not session._implicit or guard.settings.disabled:
+            return session
+        session.__class__ = guarded
+        if not guard.session_moulds:
+            guard.session_moulds = (
+                Mould(session, client, "_server_session", "_transaction"),
+                Mould(session._transaction, client),
+            )
+        if call is not None and call.address is not None:
+            session._server_session = PinnedServerSession(call.address)
+    if call is not None:
+        call.lent = True
+        session._saferetry_call = call
     return session
 
 
@@ -336,10 +367,16 @@ def open_session(client: Any, address: Address, cap_ms: int | None) -> Any:
         address: Session id and number.
         cap_ms: The longest ``maxTimeMS`` of its commands until ``let_join``.
     """
+    server_session, moulds = PinnedServerSession(address), client._saferetry_guard.session_moulds
+    if moulds is not None:
+        transaction = moulds[1].cast(client)
+        return moulds[0].cast(
+            client, _server_session=server_session, _transaction=transaction, _implicit=False, _saferetry_cap=cap_ms
+        )
     session = client.start_session(causal_consistency=False)
     if (guarded := _GUARDED_SESSIONS.get(type(session))) is not None:  # a stand-in's is ours anyway
         session.__class__ = guarded
-    session._server_session = PinnedServerSession(address)
+    session._server_session = server_session
     session._saferetry_cap = cap_ms
     return session
 
@@ -385,13 +422,13 @@ def fetch_in(operation: Any, execution: Any) -> None:
         operation.read_preference = ReadPreference.PRIMARY
 
 
-def _check_open(session: Any, command: Mapping[str, Any]) -> None:
+def _refuse_closed(command: Mapping[str, Any]) -> None:
     """Refuse a statement whose transaction is over: the driver would send it outside any.
 
     Raises:
-        ConfigurationError: It is.
+        ConfigurationError: It is none that ends a cursor.
     """
-    if not session.in_transaction and next(iter(command)) != "killCursors":
+    if next(iter(command)) != "killCursors":
         raise ConfigurationError(OVER)
 
 
@@ -517,6 +554,7 @@ class Guard:
     slots: Slots = field(default_factory=Slots)
     marker_collections: dict[str, Any] = field(default_factory=dict)  # by namespace
     prepared_markers: set[str] = field(default_factory=set)
+    session_moulds: tuple[Mould, Mould] | None = None  # of a session that the driver lends, and of its transaction
     objection: str = ""  # why writes of this client are refused inside records
     is_encrypted: bool = False  # the client encrypts by itself (``auto_encryption_opts``)
     warned: set[str] = field(default_factory=set)

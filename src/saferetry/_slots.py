@@ -8,12 +8,15 @@ statement. Slots are bounded, since the server keeps every session it has seen f
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import os
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet
 
 from bson.binary import UUID_SUBTYPE, Binary
 from bson.int64 import Int64
@@ -32,13 +35,16 @@ Turn = Future[None]
 
 def slot_of(key: RecordKey, name: str, marker_database: str) -> bytes:
     """Return the session id (a UUID's bytes) in which a record's transactions run."""
-    identity: tuple[object, ...]
-    if key.position is None:
-        digest = hashlib.sha256(repr((name, key.group, key.epoch, key.stream, key.partition)).encode()).digest()
-        identity = (_SCHEME, marker_database, int.from_bytes(digest[:8], "big") % _HASHED)
-    else:
+    if key.position is not None:
         place = (key.stream, key.partition, key.position % _POSITIONS)
-        identity = (_SCHEME, marker_database, name, key.group, key.epoch, *place)
+        return _session_id(marker_database, name, key.group, key.epoch, *place)
+    digest = hashlib.sha256(repr((name, key.group, key.epoch, key.stream, key.partition)).encode()).digest()
+    return _session_id(marker_database, int.from_bytes(digest[:8], "big") % _HASHED)
+
+
+@functools.lru_cache(4 * _POSITIONS, typed=True)  # as repr, it tells an enumeration from its value
+def _session_id(*parts: object) -> bytes:
+    identity = (_SCHEME, *parts)
     hashed = bytearray(hashlib.sha1(_NAMESPACE + repr(identity).encode(), usedforsecurity=False).digest()[:16])
     hashed[6], hashed[8] = hashed[6] & 0x0F | 0x50, hashed[8] & 0x3F | 0x80  # as uuid.uuid5 marks it
     return bytes(hashed)
@@ -49,6 +55,7 @@ class _Slot:
     last_number: int = 0
     holders: list[Hashable] = field(default_factory=list)
     line: list[tuple[Hashable, Turn]] = field(default_factory=list)
+    session_id: Mapping[str, Any] | None = None
 
     def hand_over(self) -> None:
         """Let the first in line have the slot if it is free, and whoever has the same key."""
@@ -63,24 +70,22 @@ class _Slot:
                 turn.set_result(None)
 
 
-class _Known:
-    """Hold what one process knows: a lock that another thread held when it was forked would be taken for ever."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.slots: dict[bytes, _Slot] = {}
-        self.all_are_taken = False
-
-
 class Slots:
     """Know which slots this process uses, and their last numbers; thread-safe, and empty after a fork."""
 
     def __init__(self) -> None:
-        self._by_process: dict[int, _Known] = {}
+        self.start_anew()
+        _ALL.add(self)
 
-    def _known(self) -> _Known:
-        process = os.getpid()
-        return self._by_process.get(process) or self._by_process.setdefault(process, _Known())
+    def __deepcopy__(self, memo: object) -> Slots:
+        """Return new ones: what a copied client does has its own numbers."""
+        return Slots()
+
+    def start_anew(self) -> None:
+        """Know of no slot: a lock that another thread held when this process was forked would be taken for ever."""
+        self._lock = threading.Lock()
+        self._slots: dict[bytes, _Slot] = {}
+        self._all_are_taken = False
 
     def take(self, slot: bytes, key: Hashable) -> Turn | None:
         """Take a slot that is free or taken for the same key (None); another key stands in line.
@@ -88,12 +93,11 @@ class Slots:
         Returns:
             The turn of one that stands in line: done when the slot is taken for it, which it is unless ``cancel()`` says True.
         """
-        known = self._known()
-        with known.lock:
-            taken = known.slots.get(slot)
+        with self._lock:
+            taken = self._slots.get(slot)
             if taken is None:
-                taken = known.slots[slot] = _Slot()
-            if not known.all_are_taken and (not taken.holders or taken.holders[0] == key):  # all of them have the same one
+                taken = self._slots[slot] = _Slot()
+            if not self._all_are_taken and (not taken.holders or taken.holders[0] == key):  # all of them have the same one
                 taken.holders.append(key)
                 return None
             turn = Turn()
@@ -102,27 +106,26 @@ class Slots:
 
     def give_back(self, slot: bytes, key: Hashable) -> None:
         """Give back what was taken once."""
-        known = self._known()
-        with known.lock:
-            if slot in known.slots:  # else it was taken before a fork
-                known.slots[slot].holders.remove(key)
-                known.slots[slot].hand_over()
+        with self._lock:
+            taken = self._slots.get(slot)
+            if taken is not None and key in taken.holders:  # else it was taken before a fork
+                taken.holders.remove(key)
+                if taken.line:
+                    taken.hand_over()
 
     def try_take_all(self) -> bool:
         """Take all slots, unless one is in use, so that no record of this process begins until they are given back."""
-        known = self._known()
-        with known.lock:
-            if known.all_are_taken or any(slot.holders for slot in known.slots.values()):
+        with self._lock:
+            if self._all_are_taken or any(slot.holders for slot in self._slots.values()):
                 return False
-            known.all_are_taken = True
+            self._all_are_taken = True
             return True
 
     def give_all_back(self) -> None:
         """Let records begin again."""
-        known = self._known()
-        with known.lock:
-            known.all_are_taken = False
-            for slot in known.slots.values():
+        with self._lock:
+            self._all_are_taken = False
+            for slot in self._slots.values():
                 slot.hand_over()
 
     def address(self, slot: bytes, now: float, newer: int = 0) -> Address:
@@ -133,11 +136,24 @@ class Slots:
             now: Seconds since 1970; the clocks of several processes make the numbers rise.
             newer: A number that the server said was newer.
         """
-        known = self._known()
-        with known.lock:
-            taken = known.slots.get(slot) or known.slots.setdefault(slot, _Slot())  # a process forked meanwhile has none
+        with self._lock:
+            taken = self._slots.get(slot) or self._slots.setdefault(slot, _Slot())  # a process forked meanwhile has none
             taken.last_number = max(int(now * 1_000_000), taken.last_number + 1, newer + 1)
-            return Address({"id": Binary(slot, UUID_SUBTYPE)}, Int64(taken.last_number))
+            if taken.session_id is None:
+                taken.session_id = {"id": Binary(slot, UUID_SUBTYPE)}
+            return Address(taken.session_id, Int64(taken.last_number))
+
+
+_ALL: WeakSet[Slots] = WeakSet()
+
+
+def _start_anew() -> None:
+    for slots in list(_ALL):
+        slots.start_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_anew)
 
 
 def stand_in_line(turn: Turn, seconds: float) -> None:

@@ -17,6 +17,7 @@ from pymongo.errors import DuplicateKeyError, PyMongoError
 from saferetry import _world
 from saferetry._attempts import attempts, attempts_async
 from saferetry._execution import Execution, State, Verdict
+from saferetry._losses import LOSSES
 from saferetry._marker import TTL_KEY, index_question, is_unauthorized, says_index
 from saferetry._process import awaited
 from saferetry._seam import TRANSACTION_OPTIONS, DriverCall, cancel, cancel_async, open_session
@@ -36,7 +37,7 @@ def handle(handling: TransactionHandling, fn: Callable[[], Any]) -> Any:
         Exception: What left the last execution, unless a recoverer took it.
     """
     try:
-        outer = handling.outer_execution()
+        outer = None if handling.outer is None else handling.outer.transaction
         if outer is None:
             attempts(handling.controls, _execute, handling, fn)
         else:
@@ -52,15 +53,20 @@ def handle(handling: TransactionHandling, fn: Callable[[], Any]) -> Any:
 
 
 def _execute(handling: TransactionHandling, fn: Callable[[], Any]) -> None:
-    with handling.opened(_begin_with_first_operation) as execution:
+    with handling.executing(_begin_with_first_operation):
+        if LOSSES.counts:
+            handling.check_held()
+        execution: Execution = handling.execution
         error: BaseException | None = None
         try:
             if handling.rules.client is not None:
                 _begin(handling, execution, handling.rules.client)
             if execution.state is not State.DONE_BEFORE:
                 handling.result = handling.finished(fn())
-                handling.check_held()
-                _store_result(handling, execution)
+                if LOSSES.counts:
+                    handling.check_held()
+                if handling.rules.store_result:
+                    _store_result(handling, execution)
         except BaseException as exc:  # noqa: BLE001 - judged below
             error = exc
         verdict = execution.judge(error)
@@ -268,7 +274,8 @@ def _join_outer(handling: TransactionHandling, outer: Execution, fn: Callable[[]
     if found is None:
         with handling.inside(outer):
             handling.result = handling.finished(fn())
-            _store_result(handling, outer)
+            if handling.rules.store_result:
+                _store_result(handling, outer)
 
 
 async def handle_async(handling: TransactionHandling, fn: Callable[[], Awaitable[Any]]) -> Any:
@@ -278,7 +285,7 @@ async def handle_async(handling: TransactionHandling, fn: Callable[[], Awaitable
         Exception: What left the last execution, unless a recoverer took it.
     """
     try:
-        outer = handling.outer_execution()
+        outer = None if handling.outer is None else handling.outer.transaction
         if outer is None:
             await attempts_async(handling.controls, _execute_async, handling, fn)
         else:
@@ -294,15 +301,20 @@ async def handle_async(handling: TransactionHandling, fn: Callable[[], Awaitable
 
 
 async def _execute_async(handling: TransactionHandling, fn: Callable[[], Awaitable[Any]]) -> None:
-    with handling.opened(_begin_with_first_operation_async) as execution:
+    with handling.executing(_begin_with_first_operation_async):
+        if LOSSES.counts:
+            handling.check_held()
+        execution: Execution = handling.execution
         error: BaseException | None = None
         try:
             if handling.rules.client is not None:
                 await _begin_async(handling, execution, handling.rules.client)
             if execution.state is not State.DONE_BEFORE:
                 handling.result = handling.finished(await fn())
-                handling.check_held()
-                await _store_result_async(handling, execution)
+                if LOSSES.counts:
+                    handling.check_held()
+                if handling.rules.store_result:
+                    await _store_result_async(handling, execution)
         except BaseException as exc:  # noqa: BLE001 - judged below
             error = exc
         verdict = execution.judge(error)
@@ -510,4 +522,5 @@ async def _join_outer_async(handling: TransactionHandling, outer: Execution, fn:
     if found is None:
         with handling.inside(outer):
             handling.result = handling.finished(await fn())
-            await _store_result_async(handling, outer)
+            if handling.rules.store_result:
+                await _store_result_async(handling, outer)

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from bson.errors import BSONError
 from pymongo.errors import PyMongoError, WriteConcernError
@@ -20,11 +21,10 @@ from saferetry._addresses import Address
 from saferetry._decisions import tell
 from saferetry._execution import FENCED_CODES, Execution, Lesson, State, Verdict, is_transient
 from saferetry._handling import Failure, Handling, Rules
-from saferetry._losses import LOSSES
 from saferetry._marker import Marker
 from saferetry._outcomes import read
 from saferetry._policy import enough_time
-from saferetry._seam import Guard, guard_of
+from saferetry._seam import Guard
 from saferetry._slots import Turn, slot_of
 from saferetry.errors import ConfigurationError, TakenOverError
 
@@ -100,33 +100,24 @@ class TransactionHandling(Handling):
         """Whether there were too many; what conflicts is bounded by the budget alone."""
         return self.is_asked_by_user and super()._is_spent()
 
-    @contextmanager
-    def opened(self, begin: Callable[[TransactionHandling, Execution, Any], Any]) -> Iterator[Execution]:
-        """Be one execution, whose transaction ``begin`` begins: at once, or with its first operation."""
-        self.executions += 1
+    def executing(self, begin: Callable[[TransactionHandling, Execution, Any], Any]) -> Self:
+        """Be one execution, as a context; its transaction ``begin`` begins, at once or with its first operation."""
         self.last_code, self.is_marker_held, self.is_asked_by_user, self.verdict = None, False, False, Verdict.FINAL
-        execution = Execution(self.rules.client, partial(begin, self), self.lessons, self.in_order)
-        record = self.record = self.new_record()
-        record.transaction = execution
-        started = _world.monotonic()
-        record.enter()
-        try:
-            if LOSSES.counts:
-                record.check_held()
-            yield execution
-        except BaseException as exc:
-            record.leave(exc)
-            raise
-        else:
-            record.leave(None)
-        finally:
-            execution.close()
-            self._give_slot_back()
-            self.longest = max(self.longest, _world.monotonic() - started)
+        self.execution = Execution(self.rules.client, partial(begin, self), self.lessons, self.in_order)
+        return self
 
-    def outer_execution(self) -> Execution | None:
-        """Return the transaction of a record around this one, which this one joins."""
-        return self.outer.transaction if self.outer is not None else None
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+        """End it."""
+        try:
+            super().__exit__(kind, exc, trace)
+        finally:
+            self.execution.close()
+            if self._slot_is_taken:
+                self.guard.slots.give_back(self._slot, self.key)
+                self._slot_is_taken = False
+
+    def _is_to_be_refused(self, exc: BaseException) -> bool:  # noqa: ARG002 - it undoes what it did
+        return False
 
     def client_for_outer(self) -> Any:
         """Return the client with which a record around this one begins its transaction.
@@ -164,7 +155,8 @@ class TransactionHandling(Handling):
         Raises:
             ConfigurationError: No marker can be made, or (strict) the record has no digest.
         """
-        guard = self.guard = guard_of(client)
+        guard: Guard = client._saferetry_guard
+        self.guard = guard
         if guard.is_encrypted:
             raise ConfigurationError(
                 f'the handler {self.rules.name}: guarantee "transaction" is not supported on a client with '
@@ -185,18 +177,9 @@ class TransactionHandling(Handling):
         self._slot = slot_of(self.key, self.rules.name, self.marker.database)
         return self.marker
 
-    def check_held(self) -> None:
-        """Refuse to begin, or to commit, after the partition was taken away.
-
-        Raises:
-            PartitionLostError: It was; nothing is committed.
-        """
-        if LOSSES.counts and self.record is not None:
-            self.record.check_held()
-
     def are_markers_prepared(self) -> bool:
         """Whether the marker's index was looked for."""
-        return self.bound_marker().namespace in self.guard.prepared_markers
+        return self.marker is not None and self.marker.namespace in self.guard.prepared_markers
 
     @contextmanager
     def preparing_markers(self) -> Iterator[bool]:
@@ -263,11 +246,6 @@ class TransactionHandling(Handling):
                 ) from None
         finally:
             self._slot_is_taken = not turn.cancel()
-
-    def _give_slot_back(self) -> None:
-        if self._slot_is_taken:
-            self.guard.slots.give_back(self._slot, self.key)
-            self._slot_is_taken = False
 
     def next_address(self, newer: int = 0) -> Address:
         """Return the slot with a number that is newer than all that are known."""
@@ -346,8 +324,8 @@ class TransactionHandling(Handling):
         return Verdict.FINAL
 
     def result_to_store(self, execution: Execution) -> dict[str, Any] | None:
-        """Return the update of the marker with the handler's result, if it is to be stored."""
-        if not self.rules.store_result or execution.state is not State.OPEN or execution.doomed is not None:
+        """Return the update of the marker with the handler's result, if there is a transaction to store it in."""
+        if execution.state is not State.OPEN or execution.doomed is not None:
             return None
         return {"$set": {"result": self.result}}
 

@@ -61,7 +61,7 @@ def take():
     assert slots.take(slot, "child") is None and not slots.try_take_all()
     slots.give_back(slot, "child")
 
-with slots._known().lock:  # as if another thread were about to take one
+with slots._lock:  # as if another thread were about to take one
     print(forked(take), flush=True)
 print(slots.take(slot, "other") is None)
 """

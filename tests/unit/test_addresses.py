@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import warnings
@@ -244,3 +245,9 @@ class Pooling(RuleBasedStateMachine):
 
 class TestPooling(Pooling.TestCase):  # type: ignore[misc, valid-type]  # made at run time
     settings = settings(max_examples=25, stateful_step_count=25, deadline=None, database=None)
+
+
+def test_a_deep_copy_shares_no_address() -> None:
+    pool = AddressPool()
+    pool.release(pool.acquire())
+    assert copy.deepcopy(pool).acquire().session_id != pool.acquire().session_id

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pymongo.asynchronous.collection import AsyncCollection
 
 from saferetry._arguments import Parameters
 from saferetry._methods import GUARDED
@@ -60,15 +59,15 @@ def test_a_call_gets_what_was_bound_and_a_session() -> None:
     plain, starred = Parameters(Owner.plain), Parameters(Owner.starred)
     owner = Owner()
     assert plain.call(owner, plain.bind(owner, (1,), {"second": 3})) == (1, 3, None)
-    assert plain.call(owner, plain.with_session(plain.bind(owner, (1,), {}), "s")) == (1, 2, "s")
+    assert plain.call_in("s", owner, plain.bind(owner, (1,), {})) == (1, 2, "s")
     bound = starred.bind(owner, (1, 2), {"limit": 3})
     assert starred.call(owner, bound) == ((1, 2), {"limit": 3})
-    assert starred.call(owner, starred.with_session(bound, "s")) == ((1, 2), {"limit": 3, "session": "s"})
+    assert starred.call_in("s", owner, bound) == ((1, 2), {"limit": 3, "session": "s"})
     assert bound == {"args": (1, 2), "kwargs": {"limit": 3}}
 
 
 def test_the_arguments_given_are_not_changed_by_a_session() -> None:
-    parameters = Parameters(AsyncCollection.insert_one)
-    arguments = parameters.bind(None, ({"a": 1},), {})
-    parameters.with_session(arguments, "s")
-    assert arguments == {"document": {"a": 1}}
+    parameters = Parameters(Owner.plain)
+    arguments = parameters.bind(None, (1,), {})
+    parameters.call_in("s", Owner(), arguments)
+    assert arguments == {"first": 1}

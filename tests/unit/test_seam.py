@@ -19,11 +19,13 @@ from bson.int64 import Int64
 from pymongo import DeleteMany, DeleteOne, InsertOne, ReplaceOne, UpdateMany, UpdateOne, _csot
 from pymongo.asynchronous.bulk import _AsyncBulk
 from pymongo.asynchronous.client_session import AsyncClientSession
+from pymongo.asynchronous.database import AsyncDatabase as DriverAsyncDatabase
 from pymongo.asynchronous.mongo_client import AsyncMongoClient as DriverAsyncMongoClient
 from pymongo.asynchronous.pool import AsyncConnection
 from pymongo.read_preferences import ReadPreference
 from pymongo.synchronous.bulk import _Bulk
 from pymongo.synchronous.client_session import ClientSession
+from pymongo.synchronous.collection import Collection as DriverCollection
 from pymongo.synchronous.mongo_client import MongoClient as DriverMongoClient
 from pymongo.synchronous.pool import Connection
 
@@ -37,7 +39,6 @@ from saferetry._seam import (
     DriverCall,
     Guard,
     PinnedServerSession,
-    adopt_session,
     bound_session,
     cancel,
     cancel_async,
@@ -106,6 +107,9 @@ DIFFERENT: Mapping[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
     "_apply_to of asyncio renamed": (instead(AsyncClientSession, "_apply_to", renamed), f"Async{APPLY}"),
     "no _implicit": (instead(ClientSession, "__init__", without_names), "ClientSession._implicit"),
     "no _server_session": (instead(AsyncClientSession, "__init__", without_names), "AsyncClientSession._server_session"),
+    "no end_session": (without(ClientSession, "end_session"), "ClientSession.end_session(self)"),
+    "no _database": (instead(DriverCollection, "__init__", without_names), "Collection._database"),
+    "no _client": (instead(DriverAsyncDatabase, "__init__", without_names), "AsyncDatabase._client"),
     "no ops": (instead(_Bulk, "__init__", bulk_without_ops), "_Bulk.ops"),
     "another bulk": (
         instead(_AsyncBulk, "__init__", turned_bulk),
@@ -458,7 +462,6 @@ async def test_a_session_of_the_users_is_left_alone(client: Any, address: Addres
     own = client.start_session()
     with DriverCall(client, address=address) as call:
         assert client._ensure_session(own) is own
-        adopt_session(client, own)
         assert type(own) in (ClientSession, AsyncClientSession)
         command = apply(own, {"insert": "c"})
     assert "maxTimeMS" not in command
