@@ -132,8 +132,8 @@ def measure_import(rounds: int) -> list[str]:
 def main() -> None:
     """Run the command line; exit with 1 if a goal is clearly missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=15, help="rounds of each case (default 15)")
-    parser.add_argument("--records", type=int, default=200, help="records of each way in a round (default 200)")
+    parser.add_argument("--rounds", type=int, default=60, help="rounds of each case (default 60)")
+    parser.add_argument("--records", type=int, default=50, help="records of each way in a round (default 50)")
     parser.add_argument("--nodes", type=int, choices=(1, 3), help="only with so many nodes")
     parser.add_argument("--only", default="", help="only the cases whose description holds this text")
     arguments = parser.parse_args()

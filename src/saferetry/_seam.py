@@ -1,9 +1,11 @@
 """The seam to PyMongo: with `_driver` the only place that touches the driver's private names.
 
-`_driver` compares what is used with the installed driver. That is:
+But for ``_database``, ``_client`` and ``_write_concern``, which `_methods` reads at every call. `_driver` compares what is used
+with the installed driver. That is:
 
 - ``MongoClient._ensure_session``: called when the driver lends a session to an operation; ours then gets our class, and,
-  in a driver call of ours, our address in place of a pooled server session.
+  in a driver call of ours, our address in place of a pooled server session. Later ones are made as the first was (``_moulds``).
+- ``ClientSession.end_session``: called when it is over; one with our address gives nothing back to the driver's pool.
 - ``ClientSession._apply_to``: called for every command sent on a session, the driver's own resends included; the
   command gets its limit, its tag and its statement id there, and the send is counted.
 - ``MongoClient._run_operation``: called for every batch that a cursor fetches, to see its errors inside a record's transaction.

@@ -13,7 +13,9 @@ import pymongo
 import tenacity
 from bson.binary import UUID_SUBTYPE, Binary
 from bson.int64 import Int64
+from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.errors import PyMongoError
+from pymongo.synchronous.client_session import ClientSession
 
 import saferetry
 from saferetry import (
@@ -256,6 +258,8 @@ def _in_the_drivers_pool() -> list[Patch]:
         mock.patch.object(pinned, "dirty", new=False),
         mock.patch.object(pinned, "generation", new=0),
         mock.patch.object(pinned, "timed_out", return_value=False),
+        mock.patch.object(_seam.GuardedSession, "end_session", ClientSession.end_session),
+        mock.patch.object(_seam.AsyncGuardedSession, "end_session", AsyncClientSession.end_session),
     ]
 
 
