@@ -369,18 +369,28 @@ def open_session(client: Any, address: Address, cap_ms: int | None) -> Any:
         address: Session id and number.
         cap_ms: The longest ``maxTimeMS`` of its commands until ``let_join``.
     """
-    server_session, moulds = PinnedServerSession(address), client._saferetry_guard.session_moulds
-    if moulds is not None:
-        transaction = moulds[1].cast(client)
-        return moulds[0].cast(
-            client, _server_session=server_session, _transaction=transaction, _implicit=False, _saferetry_cap=cap_ms
-        )
     session = client.start_session(causal_consistency=False)
     if (guarded := _GUARDED_SESSIONS.get(type(session))) is not None:  # a stand-in's is ours anyway
         session.__class__ = guarded
-    session._server_session = server_session
+    session._server_session = PinnedServerSession(address)
     session._saferetry_cap = cap_ms
     return session
+
+
+def remember_begun(client: Any, session: Any) -> None:
+    """Remember a session of ``open_session`` as it is when its transaction has just begun and nothing was sent."""
+    if type(session) in _GUARDED_SESSIONS.values():
+        of_session = Mould(session, client, "_server_session", "_transaction", "_saferetry_cap")
+        client._saferetry_guard.transaction_moulds = of_session, Mould(session._transaction, client)
+
+
+def begun_as_before(client: Any, address: Address, cap_ms: int | None) -> Any:
+    """Return a session as ``open_session``'s whose transaction has begun, or None where none is remembered."""
+    moulds: tuple[Mould, Mould] | None = client._saferetry_guard.transaction_moulds
+    if moulds is None:
+        return None
+    server_session, transaction = PinnedServerSession(address), moulds[1].cast(client)
+    return moulds[0].cast(client, _server_session=server_session, _transaction=transaction, _saferetry_cap=cap_ms)
 
 
 def address_of(session: Any) -> Address:
@@ -557,6 +567,7 @@ class Guard:
     marker_collections: dict[str, Any] = field(default_factory=dict)  # by namespace
     prepared_markers: set[str] = field(default_factory=set)
     session_moulds: tuple[Mould, Mould] | None = None  # of a session that the driver lends, and of its transaction
+    transaction_moulds: tuple[Mould, Mould] | None = None  # of one whose transaction has begun
     objection: str = ""  # why writes of this client are refused inside records
     is_encrypted: bool = False  # the client encrypts by itself (``auto_encryption_opts``)
     warned: set[str] = field(default_factory=set)

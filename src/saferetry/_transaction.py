@@ -15,12 +15,21 @@ import pymongo
 from pymongo.errors import DuplicateKeyError, PyMongoError
 
 from saferetry import _world
+from saferetry._addresses import Address
 from saferetry._attempts import attempts, attempts_async
 from saferetry._execution import Execution, State, Verdict
 from saferetry._losses import LOSSES
 from saferetry._marker import TTL_KEY, index_question, is_unauthorized, says_index
 from saferetry._process import awaited
-from saferetry._seam import TRANSACTION_OPTIONS, DriverCall, cancel, cancel_async, open_session
+from saferetry._seam import (
+    TRANSACTION_OPTIONS,
+    DriverCall,
+    begun_as_before,
+    cancel,
+    cancel_async,
+    open_session,
+    remember_begun,
+)
 from saferetry._slots import stand_in_line, stand_in_line_async
 from saferetry._transaction_handling import LAST_SECONDS, Start, TransactionHandling
 from saferetry.errors import KeyReusedError
@@ -90,8 +99,7 @@ def _begin(handling: TransactionHandling, execution: Execution, client: Any) -> 
             stand_in_line(turn, seconds)
     start = Start(handling)
     while True:
-        session = open_session(client, start.address, start.patience_ms)
-        session.start_transaction(**TRANSACTION_OPTIONS)
+        session = _begun(client, start.address, start.patience_ms)
         try:
             marker.raw(client).insert_one(marker.document(), session=session)
         except DuplicateKeyError as exc:
@@ -111,6 +119,16 @@ def _begin(handling: TransactionHandling, execution: Execution, client: Any) -> 
         else:
             execution.open(session)
             return
+
+
+def _begun(client: Any, address: Address, cap_ms: int | None) -> Any:
+    """Return a session with a transaction that has begun; the server hears of it with the first statement."""
+    session = begun_as_before(client, address, cap_ms)
+    if session is None:
+        session = open_session(client, address, cap_ms)
+        session.start_transaction(**TRANSACTION_OPTIONS)
+        remember_begun(client, session)
+    return session
 
 
 def _begin_with_first_operation(handling: TransactionHandling, execution: Execution, client: Any) -> None:
@@ -212,10 +230,9 @@ def _commit(handling: TransactionHandling, execution: Execution) -> tuple[Verdic
 def _settle_commit(handling: TransactionHandling, error: PyMongoError) -> tuple[Verdict, BaseException | None]:
     """Find out at the end of the budget whether a commit took place: a higher number ends what is open, the marker tells."""
     marker = handling.bound_marker()
-    session = open_session(handling.client, handling.next_address(), None)
+    session = _begun(handling.client, handling.next_address(), None)
     try:
         with pymongo.timeout(LAST_SECONDS):
-            session.start_transaction(**TRANSACTION_OPTIONS)
             marker.raw(handling.client).insert_one(marker.document(), session=session)
             session.abort_transaction()
     except DuplicateKeyError:  # committed, but a failover may take it back before a majority has it
@@ -338,8 +355,7 @@ async def _begin_async(handling: TransactionHandling, execution: Execution, clie
             await stand_in_line_async(turn, seconds)
     start = Start(handling)
     while True:
-        session = open_session(client, start.address, start.patience_ms)
-        await session.start_transaction(**TRANSACTION_OPTIONS)
+        session = await _begun_async(client, start.address, start.patience_ms)
         try:
             await marker.raw(client).insert_one(marker.document(), session=session)
         except DuplicateKeyError as exc:
@@ -359,6 +375,16 @@ async def _begin_async(handling: TransactionHandling, execution: Execution, clie
         else:
             execution.open(session)
             return
+
+
+async def _begun_async(client: Any, address: Address, cap_ms: int | None) -> Any:
+    """Return a session with a transaction that has begun; the server hears of it with the first statement."""
+    session = begun_as_before(client, address, cap_ms)
+    if session is None:
+        session = open_session(client, address, cap_ms)
+        await session.start_transaction(**TRANSACTION_OPTIONS)
+        remember_begun(client, session)
+    return session
 
 
 async def _begin_with_first_operation_async(handling: TransactionHandling, execution: Execution, client: Any) -> None:
@@ -460,10 +486,9 @@ async def _commit_async(handling: TransactionHandling, execution: Execution) -> 
 async def _settle_commit_async(handling: TransactionHandling, error: PyMongoError) -> tuple[Verdict, BaseException | None]:
     """Find out at the end of the budget whether a commit took place: a higher number ends what is open, the marker tells."""
     marker = handling.bound_marker()
-    session = open_session(handling.client, handling.next_address(), None)
+    session = await _begun_async(handling.client, handling.next_address(), None)
     try:
         with pymongo.timeout(LAST_SECONDS):
-            await session.start_transaction(**TRANSACTION_OPTIONS)
             await marker.raw(handling.client).insert_one(marker.document(), session=session)
             await session.abort_transaction()
     except DuplicateKeyError:  # committed, but a failover may take it back before a majority has it

@@ -15,7 +15,14 @@ import saferetry
 from saferetry import Settings, wrap
 from saferetry._addresses import Address, AddressPool
 from saferetry._moulds import Mould
-from saferetry._seam import DriverCall, PinnedServerSession, open_session
+from saferetry._seam import (
+    TRANSACTION_OPTIONS,
+    DriverCall,
+    PinnedServerSession,
+    begun_as_before,
+    open_session,
+    remember_begun,
+)
 from tests.support.driving import done
 
 URI = "mongodb://127.0.0.1:1/?readPreference=secondary&w=2&retryWrites=false"
@@ -142,15 +149,18 @@ async def test_a_session_lent_for_a_command_is_as_the_drivers_own(client: Any, a
 
 
 async def test_a_session_for_a_transaction_is_as_the_drivers_own(client: Any, address: Address) -> None:
+    assert begun_as_before(client, address, 50) is None
     first = open_session(client, address, 50)
-    client._ensure_session()
-    second = open_session(client, address, 50)
-    assert state_of(first) == state_of(second)
-    for session in (first, second):
+    await done(first.start_transaction(**TRANSACTION_OPTIONS))
+    remember_begun(client, first)
+    others = [begun_as_before(client, address, 50) for _ in range(2)]
+    for session in others:
+        assert state_of(session) == state_of(first)
         assert isinstance(session._server_session, PinnedServerSession)
-        assert not session._implicit
-        await done(session.start_transaction())
-        assert session.in_transaction
+        assert (session._implicit, session.in_transaction) == (False, True)
+    first._transaction.set_in_progress()
+    assert [session._transaction.starting() for session in (first, *others)] == [False, True, True]
+    assert state_of(begun_as_before(client, address, 50)) == state_of(others[0])
     assert not client._ensure_session().in_transaction
 
 

@@ -101,6 +101,7 @@ TWINS = [
     (_transaction, "handle", "handle_async"),
     (_transaction, "_execute", "_execute_async"),
     (_transaction, "_begin", "_begin_async"),
+    (_transaction, "_begun", "_begun_async"),
     (_transaction, "_begin_with_first_operation", "_begin_with_first_operation_async"),
     (_transaction, "_prepare_markers", "_prepare_markers_async"),
     (_transaction, "_lacks_index", "_lacks_index_async"),
