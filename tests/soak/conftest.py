@@ -56,7 +56,7 @@ def roomy() -> Iterator[Mongod]:
     """A server whose cache holds documents of 15 MB, several in a transaction."""
     with Mongod() as server:
         with MongoClient[dict[str, Any]](server.uri) as client:
-            client.admin.command("setParameter", 1, wiredTigerEngineRuntimeConfig="cache_size=1024M")
+            client.admin.command("setParameter", 1, wiredTigerEngineRuntimeConfig="cache_size=4096M")
         yield server
 
 
