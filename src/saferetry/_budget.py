@@ -43,11 +43,7 @@ class Budget:
 
     def at_most(self, seconds: float) -> Budget:
         """Return this budget, or one that ends in so many seconds where that is sooner."""
-        return (
-            self
-            if self._deadline - self._clock() <= seconds
-            else Budget(seconds, executions=self.executions, clock=self._clock)
-        )
+        return self if self.remaining() <= seconds else Budget(seconds, executions=self.executions, clock=self._clock)
 
     def within(self, outer: Budget | None) -> Budget:
         """Return the budget that ends first, this one or the outer one, with no more executions than either allows."""

@@ -134,7 +134,7 @@ def handler(
         if inspect.iscoroutinefunction(plain):
 
             async def run_async(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001 - wrapt's signature
-                own = _without_class(decorated, args) if args and isinstance(args[0], type) else args
+                own = _without_class(decorated, args)
                 work = functools.partial(wrapped, *args, **kwargs)
                 if joins and not rules.settings.disabled:
                     return await _transaction.handle_async(TransactionHandling(rules, own, kwargs), work)
@@ -145,7 +145,7 @@ def handler(
             return decorated
 
         def run(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001 - wrapt's signature
-            own = _without_class(decorated, args) if args and isinstance(args[0], type) else args
+            own = _without_class(decorated, args)
             work = functools.partial(wrapped, *args, **kwargs)
             if joins and not rules.settings.disabled:
                 return _transaction.handle(TransactionHandling(rules, own, kwargs), work)
@@ -166,6 +166,8 @@ def guarantee_of(function: Any) -> str | None:
 
 def _without_class(decorated: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments without the class, which a classmethod around a handler puts first (from Python 3.13 on)."""
+    if not args or not isinstance(args[0], type):
+        return args
     members = (member for owner in args[0].__mro__ for member in vars(owner).values())
     is_its_own = any(isinstance(member, classmethod) and member.__func__ is decorated for member in members)
     return args[1:] if is_its_own else args

@@ -174,7 +174,7 @@ class Handling:
         Raises:
             PartitionLostError: It was; nothing is sent, or committed.
         """
-        if self.record is not None:
+        if LOSSES.counts and self.record is not None:
             self.record.check_held()
 
     def _is_to_be_refused(self, exc: BaseException) -> bool:

@@ -16,7 +16,7 @@ from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 
 from saferetry._identity import RecordKey
-from saferetry._seam import raw_database
+from saferetry._seam import guard_of, raw_database
 from saferetry._settings import Settings
 from saferetry.errors import ConfigurationError, KeyReusedError
 
@@ -72,7 +72,7 @@ class Marker:
 
     def raw(self, client: Any) -> Any:
         """Return the driver's own collection of markers, past the guarded methods."""
-        collections: dict[str, Any] = client._saferetry_guard.marker_collections
+        collections = guard_of(client).marker_collections
         if (made := collections.get(self.namespace)) is None:
             made = collections[self.namespace] = raw_database(client, self.database).get_collection(
                 self.collection, codec_options=DEFAULT_CODEC_OPTIONS, read_preference=ReadPreference.PRIMARY
@@ -90,7 +90,7 @@ def marker_of(client: Any, key: RecordKey, name: str, *, digest: bytes) -> Marke
     Raises:
         ConfigurationError: No database is known for it.
     """
-    settings: Settings = client._saferetry_guard.settings
+    settings = guard_of(client).settings
     database = settings.marker_database or default_database_name(client)
     identity = {
         "group": key.group,

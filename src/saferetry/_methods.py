@@ -16,12 +16,13 @@ from saferetry._call import WriteCall
 from saferetry._command import Target, Terms
 from saferetry._decisions import tell
 from saferetry._execution import JoinedCall
+from saferetry._identity import DerivedIds
 from saferetry._limits import READ_COMMANDS, writes
 from saferetry._parts import has_multi
 from saferetry._plans import BulkPlan, InsertManyPlan, InsertOnePlan, Plan
 from saferetry._read import ReadCall
 from saferetry._record import OPEN_RECORDS, Record, is_repeatable
-from saferetry._seam import DRIVER_CALL, SCOPE, Guard, Scope, client_of, namespace_of, runs_in, session_of
+from saferetry._seam import DRIVER_CALL, SCOPE, Guard, Scope, client_of, guard_of, namespace_of, runs_in, session_of
 from saferetry.errors import ConfigurationError, UnprotectedWriteError
 
 
@@ -186,9 +187,8 @@ class Method:
         return JoinedCall(record, client, plan, is_write=not is_read, is_unordered=is_unordered)
 
     def _check_joining(self, record: Record, owner: Any, client: Any, arguments: Mapping[str, Any], *, is_read: bool) -> None:
-        guard: Guard = client._saferetry_guard
-        if guard.objection and not is_read:
-            raise ConfigurationError(guard.objection)
+        if (objection := guard_of(client).objection) and not is_read:
+            raise ConfigurationError(objection)
         reason = ""
         if self.kind in (Kind.DDL, Kind.COMMAND, Kind.REFUSED, Kind.APART) or (self.kind is Kind.PIPELINE and not is_read):
             reason = "MongoDB does not run it in a transaction"
@@ -269,7 +269,8 @@ class Method:
                 return earlier
             record.unknown_call = None
         if plan.inserted.documents:
-            plan.inserted.make_ids({}, _deriving(record, target) if record.derived_ids is not None else None)
+            ids = record.derived_ids
+            plan.inserted.make_ids({}, None if ids is None else _deriving(ids, target))
         return WriteCall(record, target, self.name, plan, terms)
 
     def _plan(self, target: Target, arguments: dict[str, Any], terms: Terms) -> Plan:
@@ -284,10 +285,8 @@ class Method:
                 arguments[name] = _listed(arguments[name])
 
 
-def _deriving(record: Record, target: Target) -> Callable[[Any], ObjectId]:
+def _deriving(ids: DerivedIds, target: Target) -> Callable[[Any], ObjectId]:
     """Return what makes ids from documents."""
-    ids = record.derived_ids
-    assert ids is not None  # noqa: S101 - asked only where the handler asked for that
     return lambda document: ids.make(target.namespace, document, target.owner.codec_options)
 
 

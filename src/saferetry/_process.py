@@ -8,7 +8,6 @@ from typing import Any
 
 from saferetry._attempts import attempts, attempts_async
 from saferetry._handling import Handling
-from saferetry._losses import LOSSES
 
 
 def handle(handling: Handling, fn: Callable[[], Any]) -> Any:
@@ -28,8 +27,7 @@ def handle(handling: Handling, fn: Callable[[], Any]) -> Any:
 
 def _execute(handling: Handling, fn: Callable[[], Any]) -> Any:
     with handling:
-        if LOSSES.counts:
-            handling.check_held()
+        handling.check_held()
         return handling.finished(fn())
 
 
@@ -50,8 +48,7 @@ async def handle_async(handling: Handling, fn: Callable[[], Awaitable[Any]]) -> 
 
 async def _execute_async(handling: Handling, fn: Callable[[], Awaitable[Any]]) -> Any:
     with handling:
-        if LOSSES.counts:
-            handling.check_held()
+        handling.check_held()
         return handling.finished(await fn())
 
 

@@ -18,7 +18,7 @@ from saferetry._budget import Budget
 from saferetry._identity import DerivedIds, RecordKey
 from saferetry._losses import LOSSES
 from saferetry._outcomes import Outcome, WriteView
-from saferetry._seam import PAST_METHODS, REMEDY, SCOPE, Anchor
+from saferetry._seam import PAST_METHODS, REMEDY, SCOPE, Anchor, scope_here
 from saferetry._settings import Settings
 from saferetry.errors import ConfigurationError, PartitionLostError, UnprotectedWriteError, UnsettledWriteError
 
@@ -58,7 +58,6 @@ class Record:
         budget: Time left for the record, all executions together.
         skipped: Whether another execution had done it, so that the handler need not run.
         ended: Whether the execution is over; a write in it is then refused.
-        remaining: Returns the seconds left in the budget.
     """
 
     skipped = False
@@ -91,7 +90,6 @@ class Record:
         if settings.tag and key is not None:
             self.tag = {"saferetry": {"record": key.hashed(), "execution": execution}}
         self._budget = budget
-        self.remaining = budget.remaining
         self._writes: list[Write] = []
         self._losses = LOSSES.count(key) if losses is None else losses  # of its partition, before its first execution
         self._anchor = Anchor(self)
@@ -105,6 +103,10 @@ class Record:
     def budget(self) -> Budget:
         """Time left for the record."""
         return self._budget
+
+    def remaining(self) -> float:
+        """Return the seconds left in the budget."""
+        return self._budget.remaining()
 
     @property
     def is_lost(self) -> bool:
@@ -191,7 +193,6 @@ class Record:
             self._outer = outer
             self.transaction = self.transaction or outer.transaction
             self._budget = self._budget.within(outer.budget)
-            self.remaining = self._budget.remaining
         SCOPE.set(self._anchor)
         OPEN_RECORDS.add(self)
         return self
@@ -209,8 +210,7 @@ class Record:
         OPEN_RECORDS.remove(self)
         if self._outer is not None and (effect := self.effect()):
             self._outer.note_effect(f"in an inner record, {effect}")
-        anchor = SCOPE.get()
-        current = None if anchor is None else anchor.scope
+        current = scope_here()
         if current is self or (isinstance(current, Record) and self in current.lineage()):
             SCOPE.set(self._outer._anchor if self._outer is not None else None)
         self._anchor.scope = Ended(self.name, self.key)
@@ -330,8 +330,7 @@ OPEN_RECORDS = OpenRecords()  # of the process: threads share nothing else
 
 def current_record() -> Record | None:
     """Return the record that is being worked on here, or None outside any."""
-    anchor = SCOPE.get()
-    scope = None if anchor is None else anchor.scope
+    scope = scope_here()
     return scope if isinstance(scope, Record) and not scope.ended else None
 
 

@@ -130,9 +130,8 @@ class Scope(Protocol):
     def label(self) -> str:
         """Return what names it in messages."""
 
-    @property
-    def remaining(self) -> Callable[[], float]:
-        """What returns the seconds left in its budget."""
+    def remaining(self) -> float:
+        """Return the seconds left in its budget."""
 
     def note_unannounced(self, command_name: str, *, strict: bool) -> None:
         """Take note of a write that no guarded method announced."""
@@ -286,6 +285,21 @@ _GUARDED_SESSIONS: Mapping[type[Any], type[Any]] = {
 }
 
 
+class SessionMould(Mould):
+    """Make sessions at addresses of ours, each with a transaction of its own."""
+
+    __slots__ = ("_of_transaction",)
+
+    def __init__(self, session: Any, client: Any) -> None:
+        super().__init__(session, client, "_server_session", "_transaction")
+        self._of_transaction = Mould(session._transaction, client)
+
+    def cast_at(self, address: Address, client: Any, **own: Any) -> Any:
+        """Return a new session at an address, with other attributes of its own."""
+        transaction = self._of_transaction.cast(client)
+        return self.cast(client, _server_session=PinnedServerSession(address), _transaction=transaction, **own)
+
+
 def lend_session(client: Any, lend: Callable[[], Any]) -> Any:
     """Return a session for what the driver is about to send: one of ours, unless the user gave one (explicit or bound).
 
@@ -301,23 +315,19 @@ def lend_session(client: Any, lend: Callable[[], Any]) -> Any:
     if call is not None and (call.done or call.lent or call.client is not client):
         call = None
     guard: Guard = client._saferetry_guard
-    if call is not None and call.address is not None and guard.session_moulds:
-        of_session, of_transaction = guard.session_moulds
-        server_session = PinnedServerSession(call.address)
-        session = of_session.cast(client, _server_session=server_session, _transaction=of_transaction.cast(client))
+    address = None if call is None else call.address
+    if address is not None and guard.session_mould is not None:
+        session = guard.session_mould.cast_at(address, client)
     else:
         session = lend()
         guarded = _GUARDED_SESSIONS.get(type(session))
         if guarded is None or not session._implicit or guard.settings.disabled:
             return session
         session.__class__ = guarded
-        if not guard.session_moulds:
-            guard.session_moulds = (
-                Mould(session, client, "_server_session", "_transaction"),
-                Mould(session._transaction, client),
-            )
-        if call is not None and call.address is not None:
-            session._server_session = PinnedServerSession(call.address)
+        if guard.session_mould is None:
+            guard.session_mould = SessionMould(session, client)
+        if address is not None:
+            session._server_session = PinnedServerSession(address)
     if call is not None:
         call.lent = True
         session._saferetry_call = call
@@ -380,17 +390,13 @@ def open_session(client: Any, address: Address, cap_ms: int | None) -> Any:
 def remember_begun(client: Any, session: Any) -> None:
     """Remember a session of ``open_session`` as it is when its transaction has just begun and nothing was sent."""
     if type(session) in _GUARDED_SESSIONS.values():
-        of_session = Mould(session, client, "_server_session", "_transaction", "_saferetry_cap")
-        client._saferetry_guard.transaction_moulds = of_session, Mould(session._transaction, client)
+        client._saferetry_guard.transaction_mould = SessionMould(session, client)
 
 
 def begun_as_before(client: Any, address: Address, cap_ms: int | None) -> Any:
     """Return a session as ``open_session``'s whose transaction has begun, or None where none is remembered."""
-    moulds: tuple[Mould, Mould] | None = client._saferetry_guard.transaction_moulds
-    if moulds is None:
-        return None
-    server_session, transaction = PinnedServerSession(address), moulds[1].cast(client)
-    return moulds[0].cast(client, _server_session=server_session, _transaction=transaction, _saferetry_cap=cap_ms)
+    mould: SessionMould | None = client._saferetry_guard.transaction_mould
+    return None if mould is None else mould.cast_at(address, client, _saferetry_cap=cap_ms)
 
 
 def address_of(session: Any) -> Address:
@@ -566,8 +572,8 @@ class Guard:
     slots: Slots = field(default_factory=Slots)
     marker_collections: dict[str, Any] = field(default_factory=dict)  # by namespace
     prepared_markers: set[str] = field(default_factory=set)
-    session_moulds: tuple[Mould, Mould] | None = None  # of a session that the driver lends, and of its transaction
-    transaction_moulds: tuple[Mould, Mould] | None = None  # of one whose transaction has begun
+    session_mould: SessionMould | None = None  # of a session that the driver lends
+    transaction_mould: SessionMould | None = None  # of one whose transaction has begun
     objection: str = ""  # why writes of this client are refused inside records
     is_encrypted: bool = False  # the client encrypts by itself (``auto_encryption_opts``)
     warned: set[str] = field(default_factory=set)

@@ -18,7 +18,6 @@ from saferetry import _world
 from saferetry._addresses import Address
 from saferetry._attempts import attempts, attempts_async
 from saferetry._execution import Execution, State, Verdict
-from saferetry._losses import LOSSES
 from saferetry._marker import TTL_KEY, index_question, is_unauthorized, says_index
 from saferetry._process import awaited
 from saferetry._seam import (
@@ -63,8 +62,7 @@ def handle(handling: TransactionHandling, fn: Callable[[], Any]) -> Any:
 
 def _execute(handling: TransactionHandling, fn: Callable[[], Any]) -> None:
     with handling.executing(_begin_with_first_operation):
-        if LOSSES.counts:
-            handling.check_held()
+        handling.check_held()
         execution: Execution = handling.execution
         error: BaseException | None = None
         try:
@@ -72,10 +70,8 @@ def _execute(handling: TransactionHandling, fn: Callable[[], Any]) -> None:
                 _begin(handling, execution, handling.rules.client)
             if execution.state is not State.DONE_BEFORE:
                 handling.result = handling.finished(fn())
-                if LOSSES.counts:
-                    handling.check_held()
-                if handling.rules.store_result:
-                    _store_result(handling, execution)
+                handling.check_held()
+                _store_result(handling, execution)
         except BaseException as exc:  # noqa: BLE001 - judged below
             error = exc
         verdict = execution.judge(error)
@@ -291,8 +287,7 @@ def _join_outer(handling: TransactionHandling, outer: Execution, fn: Callable[[]
     if found is None:
         with handling.inside(outer):
             handling.result = handling.finished(fn())
-            if handling.rules.store_result:
-                _store_result(handling, outer)
+            _store_result(handling, outer)
 
 
 async def handle_async(handling: TransactionHandling, fn: Callable[[], Awaitable[Any]]) -> Any:
@@ -319,8 +314,7 @@ async def handle_async(handling: TransactionHandling, fn: Callable[[], Awaitable
 
 async def _execute_async(handling: TransactionHandling, fn: Callable[[], Awaitable[Any]]) -> None:
     with handling.executing(_begin_with_first_operation_async):
-        if LOSSES.counts:
-            handling.check_held()
+        handling.check_held()
         execution: Execution = handling.execution
         error: BaseException | None = None
         try:
@@ -328,10 +322,8 @@ async def _execute_async(handling: TransactionHandling, fn: Callable[[], Awaitab
                 await _begin_async(handling, execution, handling.rules.client)
             if execution.state is not State.DONE_BEFORE:
                 handling.result = handling.finished(await fn())
-                if LOSSES.counts:
-                    handling.check_held()
-                if handling.rules.store_result:
-                    await _store_result_async(handling, execution)
+                handling.check_held()
+                await _store_result_async(handling, execution)
         except BaseException as exc:  # noqa: BLE001 - judged below
             error = exc
         verdict = execution.judge(error)
@@ -547,5 +539,4 @@ async def _join_outer_async(handling: TransactionHandling, outer: Execution, fn:
     if found is None:
         with handling.inside(outer):
             handling.result = handling.finished(await fn())
-            if handling.rules.store_result:
-                await _store_result_async(handling, outer)
+            await _store_result_async(handling, outer)

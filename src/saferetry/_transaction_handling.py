@@ -24,7 +24,7 @@ from saferetry._handling import Failure, Handling, Rules
 from saferetry._marker import Marker
 from saferetry._outcomes import read
 from saferetry._policy import enough_time
-from saferetry._seam import Guard
+from saferetry._seam import Guard, guard_of
 from saferetry._slots import Turn, slot_of
 from saferetry.errors import ConfigurationError, TakenOverError
 
@@ -155,8 +155,7 @@ class TransactionHandling(Handling):
         Raises:
             ConfigurationError: No marker can be made, or (strict) the record has no digest.
         """
-        guard: Guard = client._saferetry_guard
-        self.guard = guard
+        guard = self.guard = guard_of(client)
         if guard.is_encrypted:
             raise ConfigurationError(
                 f'the handler {self.rules.name}: guarantee "transaction" is not supported on a client with '
@@ -179,7 +178,7 @@ class TransactionHandling(Handling):
 
     def are_markers_prepared(self) -> bool:
         """Whether the marker's index was looked for."""
-        return self.marker is not None and self.marker.namespace in self.guard.prepared_markers
+        return self.bound_marker().namespace in self.guard.prepared_markers
 
     @contextmanager
     def preparing_markers(self) -> Iterator[bool]:
@@ -324,8 +323,8 @@ class TransactionHandling(Handling):
         return Verdict.FINAL
 
     def result_to_store(self, execution: Execution) -> dict[str, Any] | None:
-        """Return the update of the marker with the handler's result, if there is a transaction to store it in."""
-        if execution.state is not State.OPEN or execution.doomed is not None:
+        """Return the update of the marker with the handler's result, if it is to be stored."""
+        if not self.rules.store_result or execution.state is not State.OPEN or execution.doomed is not None:
             return None
         return {"$set": {"result": self.result}}
 
