@@ -158,8 +158,8 @@ async def test_a_session_for_a_transaction_is_as_the_drivers_own(client: Any, ad
         assert state_of(session) == state_of(first)
         assert isinstance(session._server_session, PinnedServerSession)
         assert (session._implicit, session.in_transaction) == (False, True)
-    first._transaction.set_in_progress()
-    assert [session._transaction.starting() for session in (first, *others)] == [False, True, True]
+    await done(first.abort_transaction())  # nothing was sent, nor is now
+    assert [session.in_transaction for session in (first, *others)] == [False, True, True]
     assert state_of(begun_as_before(client, address, 50)) == state_of(others[0])
     assert not client._ensure_session().in_transaction
 
